@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
+from kafkalog.client.admin import list_offsets
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.consumer.membership import Membership
+from kafkalog.client.consumer import membership as module
+from kafkalog.client.consumer.membership import Callback, Membership
 from kafkalog.errors import BrokerUnreachable, Closed, MemberFenced, NotOwner, RequestTimedOut, StaleGeneration
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import interrupted_at
@@ -39,11 +43,13 @@ def produce(cluster: LocalCluster, topic: str, *partitions: int) -> None:
             producer.send(topic, b"", partition=partition)
 
 
-def member(cluster: LocalCluster, topic: str, **settings: Any) -> Consumer:
+def member(
+    cluster: LocalCluster, topic: str, callbacks: Mapping[str, Callback] | None = None, **settings: Any
+) -> Consumer:
     """A subscribed consumer, in a group that has the topic's name."""
     chosen = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 200, "auto_offset_reset": "earliest"}
     consumer = Consumer(cluster.bootstrap_servers, group=topic, **chosen | settings)
-    consumer.subscribe(topic)
+    consumer.subscribe(topic, **callbacks or {})
     return consumer
 
 
@@ -76,6 +82,23 @@ def requests(answer: Callable[[Ask, str], Any], of: Consumer | None = None) -> I
 
 def lost() -> RequestTimedOut:
     return RequestTimedOut(what="a request", address="a broker", timeout_ms=0)
+
+
+def noting(told: list[tuple[str, list[int]]]) -> dict[str, Callback]:
+    """Callbacks that note what they are called with."""
+
+    def note(what: str) -> Callback:
+        return lambda _, partitions: told.append((what, [each.partition for each in partitions]))
+
+    return {f"on_{what}": note(what) for what in ("assigned", "revoked", "lost")}
+
+
+def offset_of(message: Message | None) -> int:
+    assert message is not None
+    return message.offset
+
+
+# --- moves
 
 
 def test_a_member_gets_back_what_another_one_had(cluster: LocalCluster, tested: str) -> None:
@@ -116,6 +139,74 @@ def test_a_partition_that_is_new_to_a_running_group_is_read(cluster: LocalCluste
         admin.alter_topic(tested, partitions=3)
         produce(cluster, tested, 2)
         assert {message.partition for message in one.messages(max_messages=1, timeout=30)} == {2}
+
+
+def test_a_partition_that_comes_back_while_it_is_in_hand_is_read_on(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        assert len(one.consume(2, 30)) == 2
+        membership = of(one)
+        with member(cluster, tested):
+            waited_for(lambda: len(membership._going) == 1)
+        waited_for(lambda: len(membership._share) == 2 and not membership._freed)
+        assert len(membership._going) == 1, "it is in hand"
+        produce(cluster, tested, 0, 1)
+        assert {message.partition for message in one.messages(max_messages=2, timeout=30)} == {0, 1}
+
+
+def test_the_offsets_that_on_revoked_commits_are_where_the_next_member_begins(
+    cluster: LocalCluster, tested: str
+) -> None:
+    produce(cluster, tested, 0, 1)
+
+    def commit(reader: Consumer, partitions: list[TopicPartition]) -> None:
+        reader.commit(dict.fromkeys(partitions, 1))
+
+    with member(cluster, tested, {"on_revoked": commit}, enable_auto_commit=False) as one:
+        assert len(one.consume(4, 30)) == 4
+        with member(cluster, tested, enable_auto_commit=False) as other:
+            waited_for(lambda: len(partitions_of(one)) == 1)
+            assert [message.offset for message in other.consume(1, 30)] == [1]
+
+
+def test_a_member_that_gets_no_news_looks_itself_for_what_it_waits_for(cluster: LocalCluster, tested: str) -> None:
+    has_failed = threading.Event()
+
+    def fail(ask: Ask, method: str) -> Any:
+        if method == "AwaitGroup":
+            has_failed.set()
+            raise lost()
+        return ask()
+
+    with member(cluster, tested) as other:
+        assert len(other.consume(2, 30)) == 2  # it has them in hand, so the other one has to wait
+        one = member(cluster, tested)
+        with one, requests(fail, one):
+            waited_for(lambda: len(of(one)._waiting) == 1)
+            waited_for(lambda: len(partitions_of(other)) == 1)
+            waited_for(lambda: len(partitions_of(one)) == 1)
+            assert has_failed.is_set()
+
+
+def test_what_was_claimed_without_an_answer_goes_to_who_is_to_read_it_now(cluster: LocalCluster, tested: str) -> None:
+    others: list[Consumer] = []
+
+    def another_joins(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "ClaimPartitions" and not others:
+            others.append(member(cluster, tested))
+            waited_for(lambda: len(of(others[0])._share) == 1)
+            raise lost()
+        return reply
+
+    one = Consumer(cluster.bootstrap_servers, group=tested, auto_offset_reset="earliest")
+    with requests(another_joins, one), one:
+        one.subscribe(tested)
+        waited_for(lambda: bool(others))
+        with others[0] as other:
+            waited_for(lambda: len(partitions_of(other)) == 1)
+
+
+# --- commits
 
 
 def test_the_last_commit_is_tried_again_when_its_answer_is_lost(cluster: LocalCluster, tested: str) -> None:
@@ -172,7 +263,7 @@ def test_consume_returns_nothing_of_a_lease_that_ended_while_it_waited(cluster: 
     with member(cluster, tested, session_timeout_ms=1000) as one:
         waited_for(lambda: partitions_of(one) == [0, 1])
         with requests(refuse):
-            assert one.consume(3, 3) == []
+            assert one.consume(3, 1.5) == []
         found = [(message.partition, message.offset) for message in one.consume(2, 30)]
         assert sorted(found) == [(0, 0), (1, 0)], "they are handed out by the next membership"
 
@@ -337,7 +428,7 @@ def test_a_commit_after_one_without_an_answer_is_sent_though_it_says_what_was_wr
 def test_a_start_that_was_looked_up_is_the_next_owner_s_too(
     cluster: LocalCluster, tested: str, auto_commit: bool
 ) -> None:
-    settings = {"auto_offset_reset": "latest", "enable_auto_commit": auto_commit}
+    settings: dict[str, Any] = {"auto_offset_reset": "latest", "enable_auto_commit": auto_commit}
     with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, **settings) as one:
         waited_for(lambda: partitions_of(one) == [0, 1])
         if auto_commit:  # so it need not even be given back
@@ -413,3 +504,252 @@ def test_an_interrupt_after_a_callback_leaves_no_partition_that_is_never_read(
         if not was_interrupted:
             return
     raise AssertionError("there are more places than that")
+
+
+def test_without_auto_commit_nothing_is_committed(cluster: LocalCluster, tested: str) -> None:
+    asked: list[str] = []
+
+    def note(ask: Ask, method: str) -> Any:
+        asked.append(method)
+        return ask()
+
+    with requests(note), Admin(cluster.bootstrap_servers) as admin:
+        with member(cluster, tested, enable_auto_commit=False, auto_commit_interval_ms=10) as one:
+            assert len(one.consume(2, 30)) == 2
+            assert one.consume(1, 0) == []
+            at = of(one)._commit_at
+            waited_for(lambda: of(one)._commit_at > at + 0.02)
+        assert "LeaveGroup" in asked and "CommitOffsets" not in asked
+        assert admin.committed(tested) == {}
+
+
+# --- starts
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_starts_that_were_not_found_are_looked_up_again(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    looks: list[int] = []
+
+    def first_in_vain(*given: Any) -> Any:
+        found = list_offsets(*given)
+        looks.append(len(found))
+        if len(looks) == 1:
+            if fails:
+                raise lost()
+            found.popitem()
+        return found
+
+    monkeypatch.setattr(module, "list_offsets", first_in_vain)
+    with member(cluster, tested) as one:
+        assert len(one.consume(2, 30)) == 2
+    assert looks == ([2, 2] if fails else [2, 1])
+
+
+# --- leases
+
+
+def test_a_lease_counts_from_the_sending_of_its_renewal_and_ends_before_the_brokers_count(
+    cluster: LocalCluster, tested: str
+) -> None:
+    sent: list[float] = []
+    ends: list[float] = []  # each is of the request before
+
+    def note(ask: Ask, method: str) -> Any:
+        if method in ("JoinGroup", "RenewMember"):
+            ends.append(of(one)._lease.end)
+            sent.append(time.monotonic())
+        return ask()
+
+    one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=20_000, heartbeat_interval_ms=1)
+    with requests(note), one:
+        one.subscribe(tested)
+        waited_for(lambda: len(sent) > 5)
+    assert all(end <= at + 20 * 0.9 for at, end in zip(sent, ends[1:], strict=False))
+    assert ends[2] > ends[1], "it is renewed"
+
+
+def test_a_lease_that_ends_before_the_answer_to_its_renewal_stays_ended(cluster: LocalCluster, tested: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    is_late = threading.Event()
+
+    def end_it(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "RenewMember" and is_late.is_set():
+            is_late.clear()
+            of(one)._lease.end = -1.0
+        return reply
+
+    with member(cluster, tested, noting(told)) as one, requests(end_it, one):
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        is_late.set()
+        waited_for(lambda: bool(partitions_of(one)) and ("lost", [0, 1]) in told)
+
+
+@pytest.mark.parametrize("way", ["poll", "messages", "so many messages", "consume", "arrow"])
+def test_nothing_more_is_handed_out_once_the_lease_has_ended(cluster: LocalCluster, topic: str, way: str) -> None:
+    """What comes next is of the next membership, and begins at the last commit."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=1)
+    with Producer(cluster.bootstrap_servers, linger_ms=1000) as producer:
+        for _ in range(10):
+            producer.send(topic, b"")
+
+    def end_it() -> None:
+        epochs.append(of(one)._epoch)
+        of(one)._lease.end = -1.0
+
+    epochs: list[int] = []
+    with member(cluster, topic) as one:
+        next_offset: dict[str, Callable[[], int]] = {
+            "poll": lambda: offset_of(one.poll(30)),
+            "consume": lambda: offset_of(*one.consume(1, 30)),
+            "messages": partial(lambda found: offset_of(next(found)), one.messages(timeout=30)),
+            "so many messages": partial(lambda found: offset_of(next(found)), one.messages(9, timeout=30)),
+            "arrow": partial(lambda found: int(next(found)["offset"][0].as_py()), one.arrow_batches(timeout=30)),
+        }
+        if way == "arrow":  # all in one batch: the lease ends before that is handed out
+            cursors: Any = one._cursors
+            take = cursors.next_arrow
+
+            def and_then_it_ends(*given: Any) -> Any:
+                cursors.next_arrow = take
+                found = take(*given)
+                end_it()
+                return found
+
+            cursors.next_arrow = and_then_it_ends
+        else:
+            assert [next_offset[way]() for _ in range(3)] == [0, 1, 2]
+            end_it()
+        assert next_offset[way]() == 0
+        assert of(one)._epoch > epochs[0]
+
+
+# --- callbacks
+
+
+def test_each_callback_says_once_what_became_of_the_partitions(cluster: LocalCluster, tested: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told)) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1] and len(told) == 1)
+        of(one)._lease.end = -1.0
+        waited_for(lambda: one.poll(0) is not None and len(told) == 3)
+    assert told == [(what, [0, 1]) for what in ("assigned", "lost", "assigned", "revoked")]
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_consumer_that_is_closed_after_its_lease_says_that_its_partitions_are_lost(
+    cluster: LocalCluster, tested: str, is_noticed: bool
+) -> None:
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told)) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1] and len(told) == 1)
+        of(one)._lease.end = -1.0
+        if is_noticed:  # and not told: nobody asks for a record
+            waited_for(lambda: bool(of(one)._calls))
+    assert told == [("assigned", [0, 1]), ("lost", [0, 1])]
+
+
+def test_partitions_that_were_never_announced_are_neither_revoked_nor_lost(cluster: LocalCluster, tested: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told)) as one:
+        waited_for(lambda: bool(of(one)._calls))
+    assert told == []
+
+
+def test_partitions_are_not_announced_once_the_lease_has_ended(cluster: LocalCluster, tested: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told)) as one:
+        waited_for(lambda: bool(of(one)._calls))
+        of(one)._lease.end = -1.0
+        of(one).serve()
+        assert told == []
+
+
+# --- static members
+
+
+def test_a_second_process_of_a_static_name_replaces_the_first_for_good(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, group_instance_id="seat") as first:
+        assert len(first.consume(2, 30)) == 2
+        with member(cluster, tested, group_instance_id="seat") as second:
+            with pytest.raises(MemberFenced):
+                first.poll(30)
+            assert len(second.consume(2, 30)) == 2
+            epoch = of(second)._epoch
+            with pytest.raises(MemberFenced):
+                first.poll(0.3)
+            assert second.poll(0.3) is None
+            assert of(second)._epoch == epoch
+
+
+def test_a_static_member_whose_join_is_executed_twice_does_not_take_itself_for_another(
+    cluster: LocalCluster, tested: str
+) -> None:
+    again: list[Any] = []
+
+    def twice(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "JoinGroup" and not again:
+            again.append(ask())
+        return reply
+
+    with requests(twice), member(cluster, tested, group_instance_id="seat") as one:
+        assert len(one.consume(2, 30)) == 2
+        assert of(one)._epoch > again[0].epoch
+
+
+def test_a_static_member_that_is_closed_keeps_its_place_and_another_one_does_not(
+    cluster: LocalCluster, tested: str
+) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        with member(cluster, tested, group_instance_id="seat") as one, member(cluster, tested) as other:
+            waited_for(lambda: len(partitions_of(one)) == len(partitions_of(other)) == 1)
+        assert [each.instance_id for each in admin.describe_group(tested).members] == ["seat"]
+
+
+# --- slow applications, and none
+
+
+def test_a_consumer_that_keeps_a_record_for_too_long_leaves_and_joins_again_when_it_asks(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    told: list[tuple[str, list[int]]] = []
+    with member(cluster, tested, noting(told), max_poll_interval_ms=50) as slow:
+        assert len(slow.consume(2, 30)) == 2
+        with member(cluster, tested) as other:
+            assert len(other.consume(2, 30)) == 2
+            assert slow.awaited() is None
+        assert len(slow.consume(2, 30)) == 2
+        assert told[:3] == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+
+
+def test_a_consumer_that_waits_for_records_is_not_slow(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    with member(cluster, tested, max_poll_interval_ms=50) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.poll(0) is None
+        epoch = of(one)._epoch
+        assert one.consume(1, 0.3) == []
+        assert of(one)._epoch == epoch
+
+
+def test_the_threads_of_a_consumer_that_nobody_has_any_more_end(cluster: LocalCluster, tested: str) -> None:
+    def threads() -> set[threading.Thread]:
+        names = ("kafkalog-member", "kafkalog-lease", "kafkalog-news")
+        return {thread for thread in threading.enumerate() if thread.name in names}
+
+    def read() -> None:
+        one = member(cluster, tested)
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        assert len(threads() - before) == 3
+
+    before = threads()
+    read()
+    gc.collect()
+    waited_for(lambda: not threads() - before)

@@ -16,7 +16,7 @@ def test_members_come_go_and_fail(tmp_path: Path) -> None:
         LocalCluster(brokers=2) as cluster,
         Torture(cluster, tmp_path, seed=1, members=4, partitions=12) as torture,
     ):
-        torture.run(seconds=25)
+        torture.run(seconds=15)
         torture.check()
 
 
@@ -24,5 +24,5 @@ def test_members_come_go_and_fail(tmp_path: Path) -> None:
 def test_members_are_killed_again_and_again(tmp_path: Path) -> None:
     """Nothing is skipped, and nothing is handed out again but what came after a commit."""
     with LocalCluster(brokers=2) as cluster, Torture(cluster, tmp_path, seed=1, members=3, partitions=6) as torture:
-        torture.run_kills(records=50_000, kills=4)
+        torture.run_kills(records=20_000, kills=3)
         assert torture.check() > 0, "members were killed before they committed"

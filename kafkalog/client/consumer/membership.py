@@ -163,6 +163,7 @@ class Membership:
         self._starting: dict[TopicPartition, tuple[Future[dict[TopicPartition, ListedOffset]], Mapping[str, bytes]]]
         self._starting = {}
         self._freed = False
+        self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
         self._calls: list[_Call] = []  # one at most is due at a time
         self._serving: object = None  # of the thread that runs a callback
         self._reading: set[int] = set()  # threads of the application that wait for records
@@ -399,7 +400,8 @@ class Membership:
                 )
                 if self._closing.is_set():
                     return
-                me, generation, waiting = self._me(), self._generation, sorted(self._waiting)
+                me, waiting = self._me(), sorted(self._waiting)
+                generation = -1 if self._is_refused else self._generation
             seconds = max(self._session_seconds / 2, 1.0)
             request = pb.AwaitGroupRequest(
                 member=me, generation=generation, partitions=shares_of(waiting), max_wait_ms=int(seconds * 1000)
@@ -416,13 +418,14 @@ class Membership:
                     self._freed = self._freed or (self._is_me(me) and bool(self._waiting))  # nobody was asked
                     self._changed.notify_all()
             else:
-                if reply.news.generation < generation:  # the broker has not heard of it
+                if generation < 0 or reply.news.generation < generation:  # perhaps the broker has not heard of it
                     self._closing.wait(_PAUSE_SECONDS)
                 pause = _PAUSE_SECONDS
                 with self._lock:
                     if self._is_me(me) and sorted(self._waiting) == waiting:
                         self._take_news(reply.news)
-                        self._freed = self._freed or bool(waiting)
+                        self._freed = self._freed or bool(waiting) or generation < 0
+                        self._is_refused = False
                         self._changed.notify_all()
 
     def _take_news(self, news: pb.GroupNews) -> None:
@@ -679,8 +682,10 @@ class Membership:
         try:
             reply = self._ask("ClaimPartitions", request)
         except StaleGeneration:
-            if generation == self._generation:  # the broker has not heard of it, or the news are on their way
-                raise
+            with self._lock:
+                if generation == self._generation:  # otherwise the news have come meanwhile
+                    self._is_refused = True
+                    self._have_looked()
             return
         claims = {TopicPartition(each.topic, each.partition): each for each in reply.claims}
         with self._lock:

@@ -150,6 +150,10 @@ def test_who_replaces_a_member_and_reads_something_else_makes_a_generation(side:
     side.join("s", "t", instance_id="s")
     state, _ = side.join("s", "u", instance_id="s")
     assert (state.generation, shares_of(state)) == (2, {"s": partitions("u", 0, 1)})
+    state, _ = side.join("s", pattern="t", instance_id="s")
+    assert (state.generation, shares_of(state)) == (3, {"s": partitions("t", 0, 1)})
+    state, _ = side.join("s", pattern="u", instance_id="s")
+    assert (state.generation, shares_of(state)) == (4, {"s": partitions("u", 0, 1)})
 
 
 def test_the_only_member_may_come_back_with_another_assignor(side: Side) -> None:

@@ -10,7 +10,7 @@ import pytest
 from broker.groups.monitor import Monitor
 from kafkalog.clock import ManualClock
 from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
-from kafkalog.zk import members, paths, registry
+from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.members import STREAM, Member
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
@@ -273,6 +273,24 @@ def test_a_member_that_came_since_is_not_left_out_of_what_is_noticed(
     assert side.shares()["b"] == partitions("u", 0, 1, 2)
 
 
+def test_a_group_made_anew_is_not_taken_for_the_one_of_before(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+    """Also if its state has the same version by chance."""
+    side.new_topic("logs-a", 1)
+    side.join("a", pattern="logs-a")
+    version = side.state().version
+    monitor.look()
+    side.groups.leave("g", "a")
+    groups.delete(side.session, "g")
+    waited_for(lambda: side.states.read("g").version < 0)
+    monitor.look()
+    side.join("a", pattern="logs-.*")
+    assert side.state().version == version
+    monitor.look()
+    side.new_topic("logs-b", 1)
+    monitor.look()
+    assert side.shares()["a"] == [*partitions("logs-a", 0), *partitions("logs-b", 0)]
+
+
 def test_groups_without_members_are_left_alone(side: Side, clock: ManualClock, monitor: Monitor) -> None:
     side.new_topic("t", 1)
     side.join("a", "t")
@@ -333,13 +351,18 @@ def test_a_group_that_changes_too_often_holds_up_no_other(
 # --- the thread
 
 
-def test_the_thread_looks_until_it_is_stopped(
-    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+def test_the_thread_looks_until_it_is_stopped_and_logs_each_failure_once(
+    side: Side,
+    clock: ManualClock,
+    monitor: Monitor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("broker.groups.monitor.LOOK_SECONDS", 0.01)
     side.new_topic("t", 1)
     side.join("a", "t")
-    outcomes = [RuntimeError("a defect"), ZooKeeperUnreachable(address="", reason=""), None]
+    away = ZooKeeperUnreachable(address="", reason="")
+    outcomes = [RuntimeError("a defect"), RuntimeError("again"), away, None, RuntimeError("the next one"), None]
     looked, look = threading.Event(), monitor.look
 
     def failing() -> None:
@@ -348,7 +371,8 @@ def test_the_thread_looks_until_it_is_stopped(
             if outcome is not None:
                 raise outcome
         look()
-        looked.set()
+        if not outcomes:
+            looked.set()
 
     monkeypatch.setattr(monitor, "look", failing)
     side.grow("t", 2)
@@ -360,3 +384,5 @@ def test_the_thread_looks_until_it_is_stopped(
     monitor.stop()
     assert not monitor._thread.is_alive()
     assert len(side.shares()["a"]) == 2
+    told = [each.getMessage() for each in caplog.records if "groups_not_looked_after" in each.getMessage()]
+    assert len(told) == 2 and "a defect" in told[0] and "the next one" in told[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,29 @@ def test_a_state_is_read_once_however_often_it_is_asked_for(
     assert all(side.states.read("g") is first for _ in range(9))
     side.states.change("g", lambda state: state)
     assert reads.count == 1
+
+
+def test_a_state_is_read_once_for_threads_that_ask_at_the_same_time(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.join("a", "t")
+    read, reading, may_answer = members.read_state, threading.Semaphore(0), threading.Event()
+
+    def slow(*given: Any) -> GroupState | None:
+        reading.release()
+        assert may_answer.wait(30)
+        return read(*given)
+
+    monkeypatch.setattr(members, "read_state", slow)
+    found: list[GroupState] = []
+    threads = [threading.Thread(target=lambda: found.append(side.states.read("g"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert reading.acquire(timeout=30)
+    assert not reading.acquire(timeout=0.1)
+    may_answer.set()
+    join_all(threads, 30)
+    assert len(found) == 4 and all(each is found[0] for each in found)
 
 
 def test_a_change_by_another_broker_is_read(new_side: Callable[[], Side]) -> None:
@@ -129,6 +153,26 @@ def test_a_change_that_is_overtaken_all_the_time_says_so(side: Side, monkeypatch
         side.states.change("g", overtaken)
     assert raised.value.retriable
     assert len(tries) == module._ATTEMPTS
+
+
+def test_a_change_that_is_overtaken_again_lets_others_go_first(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[tuple[float, bool]] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append((seconds, side.states._groups["g"].lock.locked()))
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(module, "random", SimpleNamespace(random=lambda: 1.0))
+    tries: list[GroupState] = []
+
+    def overtaken(state: GroupState) -> None:
+        tries.append(state)
+        if len(tries) < 14:
+            raise BadVersion
+
+    side.states.change("g", overtaken)
+    assert [seconds for seconds, _ in pauses] == [module._PAUSE_SECONDS * min(n, 10) for n in range(1, 13)]
+    assert not any(is_locked for _, is_locked in pauses)
 
 
 def test_changes_by_threads_of_one_broker_do_not_compete(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,15 @@ def test_a_commit_in_the_name_of_a_member_of_another_group_is_refused(broker: Ru
     assert committed(broker) == []
 
 
+def test_a_commit_of_a_reader_that_is_no_member_stands_in_the_way_of_no_member(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    broker.stub.CommitOffsets(commit(5, claim=(1 << 63) - 1, order=(1 << 63) - 1), timeout=30)
+    join(broker, "one", "t")
+    [mine] = claim(broker, "one", 1, 0).claims
+    broker.stub.CommitOffsets(commit(9, claim=mine.claim, member=me(broker, "one"), order=1), timeout=30)
+    assert committed(broker) == [9]
+
+
 def test_a_commit_to_what_is_not_there_is_refused(broker: RunningBroker) -> None:
     broker.new_topic("t")
     call = broker.stub.CommitOffsets

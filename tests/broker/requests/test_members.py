@@ -161,6 +161,19 @@ def test_a_static_member_that_left_renews_nothing(broker: RunningBroker) -> None
     assert isinstance(refused(broker.stub.RenewMember, request), UnknownMember)
 
 
+def test_a_member_that_was_removed_and_is_still_known_to_the_broker_renews_nothing(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    states, removed = broker.broker.rpc_service._groups.states, me(broker, "one")
+    known = states.read("g")
+    leave(broker, "one")
+    monkeypatch.setattr(states, "read", lambda group: known)  # it has not heard of it yet
+    request = bpb.RenewMemberRequest(member=removed, session_timeout_ms=45_000)
+    assert isinstance(refused(broker.stub.RenewMember, request), UnknownMember)
+
+
 # --- every request of a member
 
 
@@ -273,9 +286,10 @@ def test_a_release_with_a_negative_offset_is_refused(broker: RunningBroker) -> N
     topic_id = broker.new_topic("t")
     join(broker, "one", "t")
     [mine] = claim(broker, "one", 1, 0).claims
-    ended = bpb.GroupClaim(topic="t", claim=mine.claim, offset=-5, topic_id=topic_id)
-    request = bpb.ReleasePartitionsRequest(member=me(broker, "one"), claims=[ended])
-    assert isinstance(refused(broker.stub.ReleasePartitions, request), InvalidRequest)
+    for offset in (-1, -5):
+        ended = bpb.GroupClaim(topic="t", claim=mine.claim, offset=offset, topic_id=topic_id)
+        request = bpb.ReleasePartitionsRequest(member=me(broker, "one"), claims=[ended])
+        assert isinstance(refused(broker.stub.ReleasePartitions, request), InvalidRequest)
     assert committed(broker) == []
 
 
@@ -421,6 +435,25 @@ def test_a_wait_whose_caller_goes_just_before_it_begins_ends(
     waiting[0].call.cancel()
     cancelled.set()
     waited_for(lambda: not waiting[0]._waiters())
+
+
+def test_news_that_come_between_the_look_and_the_wait_are_not_missed(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t", partitions=2)
+    join(broker, "one", "t")
+    states, wanted = broker.broker.rpc_service._groups.states, me(broker, "one")
+    read = states.read
+
+    def and_then_it_changes(group: str) -> members.GroupState:
+        found = read(group)
+        monkeypatch.setattr(states, "read", read)
+        join(broker, "two", "t")
+        return found
+
+    monkeypatch.setattr(states, "read", and_then_it_changes)
+    request = bpb.AwaitGroupRequest(member=wanted, generation=1, max_wait_ms=1000)
+    assert broker.stub.AwaitGroup(request, timeout=30).news.generation == 2
 
 
 def test_news_come_through_whichever_broker(start_broker: StartBroker) -> None:

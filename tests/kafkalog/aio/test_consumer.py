@@ -111,9 +111,8 @@ def test_poll_and_consume_and_iteration_take_turns(cluster: LocalCluster, filled
             await consumer.assign(from_start(filled))
             while len(found) < 10_000:
                 for size in (1, 3, 1500, 7):
-                    found += await consumer.consume(size, timeout=0.5)
-                    message = await consumer.poll(timeout=0.5)
-                    if message is not None:
+                    found += await consumer.consume(min(size, 10_000 - len(found)) or 1, timeout=0.05)
+                    if len(found) < 10_000 and (message := await consumer.poll(timeout=0.5)) is not None:
                         found.append(message)
                 if len(found) < 9_000:
                     found.append(await anext(consumer))
@@ -131,9 +130,11 @@ def test_arrow_batches_take_turns_with_messages(cluster: LocalCluster, filled: l
             message = await consumer.poll()
             assert message is not None
             found[message.partition].append(message.offset)
-            async for batch in consumer.arrow_batches(timeout=3):
+            async for batch in consumer.arrow_batches(timeout=30):
                 columns = batch.select(["partition", "offset"]).to_pydict()
                 found[columns["partition"][0]] += columns["offset"]
+                if len(found[0]) + len(found[1]) == 10_000:
+                    break
                 if len(found[0]) + len(found[1]) < 5000:
                     for message in await consumer.consume(10):
                         found[message.partition].append(message.offset)
@@ -160,8 +161,11 @@ def test_the_position_is_before_what_is_being_processed(cluster: LocalCluster, f
             assert await consumer.position(where) == 2103
             await consumer.commit(message)
             assert await consumer.committed([where]) == {where: 2104}
+            assert len(await consumer.consume(1500)) == 1500
+            message = await anext(consumer)
+            assert await consumer.position(where) == message.offset == 3604
             async for batch in consumer.arrow_batches():
-                assert batch["offset"][0].as_py() == await consumer.position(where) == 2104
+                assert batch["offset"][0].as_py() == await consumer.position(where) == 3605
                 break
 
     asyncio.run(main())
@@ -181,7 +185,8 @@ def test_what_came_before_a_seek_or_a_pause_is_not_returned_after_it(
             assert min(message.offset for message in await consumer.consume(100)) == 4000
             consumer.pause([first])
             assert consumer.paused() == [first]
-            assert {message.partition for message in await consumer.consume(3000, timeout=1)} == {second.partition}
+            found = [*await consumer.consume(900, timeout=30), *await consumer.consume(200, timeout=0.1)]  # and no more
+            assert {message.partition for message in found} == {second.partition}
             consumer.resume([first])
             assert {message.partition for message in await consumer.consume(10)} == {first.partition}
             consumer.unassign([second])
@@ -223,6 +228,24 @@ def test_a_wait_that_a_call_left_knows_of_a_seek_and_of_an_assignment(
             await until(consumer._wait.found.done)
             await consumer.assign({where: 4711})
             assert await first_offset(30) == 4711
+
+    asyncio.run(main())
+
+
+def test_what_came_to_a_wait_that_a_call_of_another_kind_left_is_returned(
+    cluster: LocalCluster, filled: list[TopicPartition]
+) -> None:
+    where = filled[0]
+
+    async def main() -> None:
+        async with aio.Consumer(cluster.bootstrap_servers) as consumer:
+            await consumer.assign({where: "latest"})
+            assert [batch async for batch in consumer.arrow_batches(0.05)] == []
+            fill(cluster, where.topic, range(3))
+            assert consumer._wait is not None
+            await until(consumer._wait.found.done)
+            message = await consumer.poll(30)
+            assert message is not None and message.offset == await consumer.position(where) == 5000
 
     asyncio.run(main())
 
@@ -320,7 +343,7 @@ def test_a_cancelled_consume_counts_nothing_as_processed(cluster: LocalCluster, 
             await consumer.assign({filled[0]: 0})
             await consumer.consume(10)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(consumer.consume(100_000), 1)
+                await asyncio.wait_for(consumer.consume(100_000), 0.3)
             assert await consumer.position(filled[0]) == 10
             assert [message.offset for message in await consumer.consume(4990)] == list(range(10, 5000))
 
@@ -595,6 +618,71 @@ def test_two_consumers_of_a_group_in_one_event_loop_share_a_topic(
     check(sorted(found["a"] + found["b"], key=lambda message: message.offset), filled, 1500)
     assert told["a"][:1] == ["assigned 4"] and "revoked 2" in told["a"] and "assigned 2" in told["a"]
     assert told["b"] == ["assigned 2", "revoked 2"]
+
+
+@pytest.mark.parametrize("way", ["poll", "iterate", "consume", "arrow"])
+def test_nothing_more_is_returned_once_the_lease_has_ended(
+    cluster: LocalCluster, admin: Admin, topic: str, way: str
+) -> None:
+    """What comes next is of the next membership, and begins at the last commit."""
+    filled_with(10, cluster, admin, topic, partitions=1)
+    quick = {**GROUP, "session_timeout_ms": 2000, "heartbeat_interval_ms": 100}
+
+    async def main() -> None:
+        async def next_offset() -> int:
+            if way == "arrow":
+                batch = await anext(consumer.arrow_batches(30))
+                return int(batch["offset"][0].as_py())
+            if way == "consume":
+                while not (found := await consumer.consume(1, 30)):
+                    pass
+                return found[0].offset
+            message = await anext(consumer) if way == "iterate" else await consumer.poll(30)
+            assert message is not None
+            return message.offset
+
+        def end_the_lease() -> None:
+            membership = consumer._consumer._membership
+            assert membership is not None
+            epochs.append(membership._epoch)
+            membership._lease.end = -1.0
+
+        epochs: list[int] = []
+        async with aio.Consumer(cluster.bootstrap_servers, group=topic, **quick) as consumer:
+            await consumer.subscribe(topic)
+            if way == "arrow":  # all in one batch: the lease ends before that is returned
+                cursors: Any = consumer._cursors
+                take = cursors.next_arrow
+
+                def and_then_it_ends(*given: Any) -> Any:
+                    cursors.next_arrow = take
+                    found = take(*given)
+                    end_the_lease()
+                    return found
+
+                cursors.next_arrow = and_then_it_ends
+            else:
+                assert [await next_offset() for _ in range(3)] == [0, 1, 2]
+                end_the_lease()
+            assert await next_offset() == 0
+            membership = consumer._consumer._membership
+            assert membership is not None and membership._epoch > epochs[0]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_nobody_has_any_more_leaves_its_group(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    filled_with(1, cluster, admin, topic)
+
+    async def main() -> None:
+        consumer = aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP)
+        await consumer.subscribe(topic)
+        assert len(await consumer.consume(2)) == 2
+        assert len(admin.describe_group(topic).members) == 1
+
+    asyncio.run(main())
+    gc.collect()
+    waited_for(lambda: not admin.describe_group(topic).members, 5, "its session has not ended by then")
 
 
 def test_an_error_of_a_callback_is_raised_to_who_reads(cluster: LocalCluster, filled: list[TopicPartition]) -> None:

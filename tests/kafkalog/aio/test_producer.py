@@ -178,7 +178,7 @@ def test_cancelled_waits_neither_lose_nor_double_a_record(cluster: LocalCluster,
             await producer.send_and_wait(made, b"0", partition=0)
             while taken + cancelled < 2000:
                 try:
-                    async with asyncio.timeout(limit):
+                    async with asyncio.timeout(limit * ((taken + cancelled) % 3)):  # also 0: a broker may be quick
                         delivery = await producer.send(made, b"%d" % (taken + 1), partition=0)
                         taken += 1
                         await delivery

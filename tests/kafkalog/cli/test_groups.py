@@ -25,6 +25,7 @@ from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, lag, leave_group
 from kafkalog.errors import GroupIsLive
+from kafkalog.wire import broker_pb2 as pb
 from tests.kafkalog.cli.command_line import Ran
 from tests.waiting import waited_for
 
@@ -393,7 +394,9 @@ def test_wait_resets_once_the_member_has_left_and_says_for_whom_and_how_long(
 
 def test_wait_ends_with_the_lease_of_a_member_that_is_gone(admin: Admin, client: Cluster, made: str, done: Run) -> None:
     zero = TopicPartition(made, 0)
-    keep_member(client, made, ME, {zero: 5})
+    admin.commit(made, {zero: 5})
+    killed = pb.GroupMember(member="killed", topics=[made], session_timeout_ms=1000)
+    client.call("JoinGroup", pb.JoinGroupRequest(group=made, member=killed, assignor="range"))
     done("reset", made, "--to", "latest", "--wait")
     assert admin.committed(made) == {zero: 10}
 

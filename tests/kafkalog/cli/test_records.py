@@ -31,7 +31,7 @@ from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
-from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument
+from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument, NotOwner
 from kafkalog.net.control import ControlConnection
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
 from tests.threads import join_all
@@ -840,6 +840,55 @@ def test_what_was_shown_of_a_partition_is_committed_before_another_member_gets_i
         join_all([reading], 60)
     assert ran.out.split() == ["0", "1", "2", "3", "4", "10"]
     assert [(message.partition, message.offset) for message in found] == [(1, 5)]
+
+
+def test_a_lease_that_ends_before_a_commit_ends_no_consume(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(10))
+    commit, refused = Consumer.commit, list[object]()
+
+    def refuse_one(consumer: Consumer, done: Any = None) -> None:
+        if not refused:
+            refused.append(done)
+            raise NotOwner(member="m", partition=f"{topic}-0", group=topic, owner="")
+        commit(consumer, done)
+
+    monkeypatch.setattr(Consumer, "commit", refuse_one)
+    ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--exit-at-end")
+    assert (ran.code, ran.err, len(refused)) == (0, "", 1)
+    assert sorted(map(int, ran.out.split())) == list(range(10))
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert list(admin.committed(topic).values()) == [5, 5]
+
+
+@pytest.mark.timeout(60)
+def test_a_partition_that_was_lost_stands_in_the_way_of_no_commit(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(10))
+    lines, consumers, subscribe = itertools.count(1), list[Consumer](), Consumer.subscribe
+
+    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
+        consumers.append(consumer)
+        subscribe(consumer, *given, **callbacks)
+
+    with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers, topic) as other:
+
+        def losing(message: Message) -> bytes:
+            if next(lines) == 2:
+                other.subscribe(topic)
+                waited_for(lambda: len(admin.describe_group(topic).awaited()) == 1)
+                membership = consumers[0]._membership
+                assert membership is not None
+                membership._lease.end = -1.0
+            return b"%b\n" % (message.value or b"")
+
+        monkeypatch.setattr(Consumer, "subscribe", noted)
+        monkeypatch.setattr(records, "_line_of", lambda *_: losing)
+        ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--exit-at-end")
+        assert (ran.code, ran.err) == (0, "")
+        assert 5 in admin.committed(topic).values()  # of the partition that it has got again
 
 
 def test_a_member_that_waits_for_the_reader_of_its_last_line_hands_partitions_over(

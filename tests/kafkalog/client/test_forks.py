@@ -14,7 +14,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.range_fetch import fetch_range
-from kafkalog.errors import Closed
+from kafkalog.errors import Closed, InvalidArgument
 from kafkalog.net.forks import after_fork
 
 pytestmark = [
@@ -83,6 +83,33 @@ def test_a_consumer_continues_in_the_child_from_where_it_was(cluster: LocalClust
         read(0, 3)
         in_child(lambda: read(3, 17))
         read(3, 17)
+
+
+def test_a_child_of_a_member_is_none_and_the_parent_goes_on(cluster: LocalCluster, topic: str) -> None:
+    fill(cluster, topic, 20)
+    where = TopicPartition(topic, 0)
+    told: list[str] = []
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        Consumer(cluster.bootstrap_servers, topic, auto_offset_reset="earliest") as consumer,
+    ):
+        consumer.subscribe(topic, on_revoked=lambda *_: told.append("revoked"), on_lost=lambda *_: told.append("lost"))
+        assert [message.offset for message in consumer.messages(max_messages=3, timeout=30)] == [0, 1, 2]
+
+        def read_by_itself() -> None:
+            assert consumer.assignment() == []
+            with pytest.raises(InvalidArgument, match="no partition is assigned"):
+                consumer.poll(0)
+            consumer.assign({where: 7})
+            message = consumer.poll(30)
+            assert message is not None and message.offset == 7
+            consumer.close()
+            assert told == []
+
+        in_child(read_by_itself)
+        assert len(admin.describe_group(topic).members) == 1
+        assert [message.offset for message in consumer.messages(max_messages=17, timeout=30)] == list(range(3, 20))
+    assert told == ["revoked"]
 
 
 def test_a_producer_of_the_parent_refuses_in_the_child_and_continues_in_the_parent(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.client.consumer.membership import Membership
 from kafkalog.errors import NoCommittedOffset, UnknownTopicId
 from kafkalog.wire import broker_pb2 as pb
 from tests.waiting import waited_for
@@ -52,6 +55,43 @@ def test_an_offset_of_a_deleted_topic_is_not_committed_to_the_one_that_has_its_n
         admin.delete_topic(topic)
 
 
+def test_a_topic_created_again_is_read_from_its_start_by_a_member_that_learns_of_both_at_once(
+    cluster: LocalCluster, new_topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, is_made_anew, ask = new_topic(), threading.Event(), Membership._ask
+
+    def late_news(membership: Membership, method: str, *given: Any) -> Any:
+        if method == "AwaitGroup":
+            assert is_made_anew.wait(60)
+        return ask(membership, method, *given)
+
+    def fill(value: bytes) -> bytes:
+        created = admin.create_topic(topic, partitions=1)
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send(topic, value)
+        return created.topic_id
+
+    def is_shared_anew() -> bool:
+        group = admin.describe_group(topic)
+        return group.generation > 1 and bool(group.members[0].share)
+
+    monkeypatch.setattr(Membership, "_ask", late_news)
+    with (
+        Admin(cluster.bootstrap_servers) as admin,
+        Consumer(cluster.bootstrap_servers, topic, auto_offset_reset="earliest") as consumer,
+    ):
+        fill(b"old")
+        consumer.subscribe(topic)
+        assert [message.value for message in consumer.consume(1, 30)] == [b"old"]
+        assert consumer.poll(0) is None
+        admin.delete_topic(topic)
+        topic_id = fill(b"new")
+        waited_for(is_shared_anew)
+        is_made_anew.set()
+        waited_for(lambda: [c.source.reader.topic_id for c in consumer._cursors.by_partition.values()] == [topic_id])
+        assert [message.value for message in consumer.consume(1, 30)] == [b"new"]
+
+
 def test_a_broker_that_is_away_holds_up_no_other_one_s_partitions_of_a_new_group() -> None:
     with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers) as admin:
         away = admin.create_topic("t", partitions=2).partitions[1].leader
@@ -59,10 +99,10 @@ def test_a_broker_that_is_away_holds_up_no_other_one_s_partitions_of_a_new_group
             producer.send("t", b"here", partition=0)
         next(each for each in own.brokers if each.broker_id == away).stop()
         waited_for(lambda: len(admin.describe_cluster().brokers) == 1)
-        settings = {"auto_offset_reset": "earliest", "retry_timeout_ms": 120_000}
+        settings = {"auto_offset_reset": "earliest", "retry_timeout_ms": 600_000}
         with Consumer(own.bootstrap_servers, "g", **settings) as consumer:
             consumer.subscribe("t")
-            assert [message.value for message in consumer.messages(1, timeout=60)] == [b"here"]
+            assert [message.value for message in consumer.messages(1, timeout=30)] == [b"here"]
             assert consumer.awaited() == {TopicPartition("t", 1)}
 
 
