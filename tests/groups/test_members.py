@@ -20,7 +20,15 @@ from kafkalog.client.admin import list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer import membership as module
 from kafkalog.client.consumer.membership import Callback, Membership
-from kafkalog.errors import BrokerUnreachable, Closed, MemberFenced, NotOwner, RequestTimedOut, StaleGeneration
+from kafkalog.errors import (
+    BrokerUnreachable,
+    Closed,
+    MemberFenced,
+    NoCommittedOffset,
+    NotOwner,
+    RequestTimedOut,
+    StaleGeneration,
+)
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import interrupted_at
 from tests.waiting import waited_for
@@ -753,3 +761,48 @@ def test_the_threads_of_a_consumer_that_nobody_has_any_more_end(cluster: LocalCl
     read()
     gc.collect()
     waited_for(lambda: not threads() - before)
+
+
+# --- starts
+
+
+def test_offsets_that_are_kept_elsewhere_are_sought_in_on_assigned(cluster: LocalCluster, tested: str) -> None:
+    produce(cluster, tested, 0, 1)
+
+    def place(consumer: Any, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            consumer.seek(partition, 1)
+
+    with member(cluster, tested, {"on_assigned": place}, auto_offset_reset="error") as one:
+        assert [message.offset for message in one.consume(2, 30)] == [1, 1]
+
+
+def test_what_starts_nowhere_says_so_until_the_group_has_an_offset(cluster: LocalCluster, tested: str) -> None:
+    first, second = (TopicPartition(tested, number) for number in (0, 1))
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, auto_offset_reset="error") as one:
+        with pytest.raises(NoCommittedOffset, match="set auto.offset.reset"):
+            one.poll(30)
+        with pytest.raises(NoCommittedOffset):
+            one.position(first)
+        one.seek(second, 0)
+        with pytest.raises(NoCommittedOffset, match=str(first)):
+            one.poll(0)
+        assert first not in admin.committed(tested), "nobody has said where"
+        one.commit({first: 1})
+        produce(cluster, tested, 0)
+
+        def found() -> bool:
+            try:
+                message = one.poll(0.1)
+            except NoCommittedOffset:
+                return False
+            return message is not None and message[1:3] == (0, 1)
+
+        waited_for(found)
+
+
+def test_a_topic_that_does_not_exist_is_told(
+    cluster: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with member(cluster, topic):
+        waited_for(lambda: f"group_topic_does_not_exist_yet group={topic} topic={topic}" in caplog.text)

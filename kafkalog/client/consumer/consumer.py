@@ -191,7 +191,8 @@ class Consumer:
             topics: names; or a compiled regular expression that a whole name matches. A name that begins with ^ is a
                 regular expression that the beginning of a name matches, as in Kafka's Python client. Brokers match
                 them by RE2, see `patterns.py`.
-            on_assigned: called with partitions before the first record of them is handed out.
+            on_assigned: called with partitions before the first record of them is handed out. Here offsets that are
+                kept elsewhere are sought.
             on_revoked: called with partitions that others are to read, after their last record was handed back. Their
                 offsets can still be committed.
             on_lost: called with partitions that others may read already, because this member sent no heartbeat in time.
@@ -213,7 +214,7 @@ class Consumer:
         )
         membership.start()
         if self._fetcher.closed:  # meanwhile, by a callback, a signal's handler or another thread
-            membership.stop(0.0)
+            membership.stop(2.0)
             raise Closed(what="consumer")
 
     def unsubscribe(self) -> None:
@@ -291,9 +292,7 @@ class Consumer:
         cursor = self._cursor(partition)
         _check_starts({partition: where})
         [offset] = self._resolved({cursor.source.topic_partition: where}).values()
-        with self._fetcher.lock:
-            cursor.seek(offset)
-            self._fetcher.wake()
+        self._cursors.seek(cursor, offset)
 
     def position(self, partition: TopicPartition) -> int:
         """The offset before which every record is processed.
@@ -304,8 +303,11 @@ class Consumer:
         this.
         """
         cursor = self._cursor(partition)
-        with self._fetcher.lock:
-            return cursor.position()
+        positions = self._cursors.positions([cursor.source.topic_partition])
+        if not positions:
+            setting = "auto.offset.reset"
+            raise NoCommittedOffset(group=self._group, partition=str(cursor.source.topic_partition), setting=setting)
+        return positions[cursor.source.topic_partition]
 
     def _cursor(self, partition: TopicPartition) -> Cursor:
         return self._cursors.of(arguments.partition(partition))

@@ -41,6 +41,7 @@ class Hold(Flag):
     PAUSED = auto()
     ASSIGNED = auto()  # `on_assigned` has not been called yet
     REVOKED = auto()  # another member of the group is to read it
+    UNPLACED = auto()  # nobody knows where it starts: the group has no offset, and nobody has sought
     GONE = auto()  # a broker says that its topic does not exist; its group will say the same, or the broker another
 
 
@@ -285,6 +286,12 @@ class Cursors:
                 cursor.source.is_dry = False  # records may have come since it was held
             self._set(self.by_partition)
 
+    def seek(self, cursor: Cursor, offset: int) -> None:
+        """Continue elsewhere in a partition."""
+        with self.fetcher.lock:
+            cursor.seek(offset)
+            self.let_go([cursor], Hold.UNPLACED)
+
     def _set(self, cursors: dict[TopicPartition, Cursor]) -> None:
         """Lock held: fetch for these from now on, and for no others."""
         by_source = {cursor.source: cursor for cursor in cursors.values()}
@@ -305,9 +312,11 @@ class Cursors:
             return {p for p in partitions if (cursor := self.by_partition.get(p)) is not None and cursor.hands}
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset before which every record is processed, of those of some partitions that are read."""
+        """The offset before which every record is processed, of those of some partitions that are read. Of one that
+        starts nowhere there is none."""
         with self.fetcher.lock:
-            return {p: cursor.position() for p in partitions if (cursor := self.by_partition.get(p)) is not None}
+            found = {p: cursor for p in partitions if (cursor := self.by_partition.get(p)) is not None}
+            return {p: cursor.position() for p, cursor in found.items() if not cursor.hold & Hold.UNPLACED}
 
     # --- handing out
 

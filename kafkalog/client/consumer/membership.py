@@ -40,7 +40,7 @@ from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hold, Lease
 from kafkalog.client.consumer.fetcher import Source
-from kafkalog.client.groups import commit_living
+from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
@@ -173,7 +173,7 @@ class Membership:
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
-        self._commit_at = 0.0
+        self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self._stopping = False
         self._stop_at: float | None = None
@@ -338,7 +338,7 @@ class Membership:
             if not self._is_member or self._lost is not None:
                 return None
             share = self._share
-        moving = Hold.ASSIGNED | Hold.REVOKED  # the latter: it is released first, and claimed again
+        moving = Hold.ASSIGNED | Hold.UNPLACED | Hold.REVOKED  # the last: it is released first, and claimed again
         return {p for p in share if (cursor := cursors.get(p)) is None or cursor.hold & moving}
 
     def next_order(self) -> int:
@@ -499,7 +499,7 @@ class Membership:
         """Do what is to be done now, then wait for news."""
         if self._lost is not None:
             self._lose()
-        for step in (self._join, self._begin, self._revoke, self._claim, self._commit_if_due):
+        for step in (self._join, self._begin, self._revoke, self._claim, self._look_for_places, self._commit_if_due):
             if self._is_ending():
                 return
             step()
@@ -546,6 +546,11 @@ class Membership:
             self._lease = Lease(sent + self._session_seconds * (1 - _MARGIN))
             self._changed.notify_all()
         log.info("group_joined", group=self._group, member=self._name, generation=self._generation)
+        with suppress(KafkalogError):
+            self._cluster.look_up(subscription.topics, patient=False)
+            for topic in subscription.topics:
+                if self._cluster.known_topic(topic) is None:
+                    log.warning("group_topic_does_not_exist_yet", group=self._group, topic=topic)
 
     def _lose(self) -> None:
         """Drop everything; others may own it."""
@@ -709,8 +714,7 @@ class Membership:
         """Find where partitions without an offset start, by `auto.offset.reset`, beside everything else."""
         reset = self._settings.auto_offset_reset
         if reset == "error":
-            where = str(partitions[0])
-            self._fail(NoCommittedOffset(group=self._group, partition=where, setting="auto.offset.reset"))
+            self._add(dict.fromkeys(partitions, 0), topic_ids, Hold.UNPLACED)
             return
         with suppress(KafkalogError):
             self._cluster.look_up({partition.topic for partition in partitions}, patient=False)
@@ -765,8 +769,29 @@ class Membership:
             else:
                 raise error
 
-    def _add(self, starts: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes]) -> None:
-        """Read partitions from these offsets, once `on_assigned` has returned."""
+    def _look_for_places(self) -> None:
+        """Who reads learns that a partition starts nowhere, until it is sought, or the group has an offset of it."""
+        cursors = self._cursors.by_partition.items()
+        held = Hold.ASSIGNED | Hold.REVOKED
+        unplaced = {p: cursor for p, cursor in cursors if cursor.hold & Hold.UNPLACED and not cursor.hold & held}
+        has_failed = isinstance(self._error, NoCommittedOffset)
+        if unplaced and has_failed and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _PAUSE_SECONDS_MAX
+            topics = sorted({partition.topic for partition in unplaced})
+            for partition, offset in committed_offsets(self._cluster, self._group, topics).items():
+                if partition in unplaced:
+                    self._cursors.seek(unplaced.pop(partition), offset)
+        if unplaced and not has_failed:
+            where = str(min(unplaced))
+            self._fail(NoCommittedOffset(group=self._group, partition=where, setting="auto.offset.reset"))
+        elif has_failed and not unplaced:
+            with self._lock:
+                self._error = None
+
+    def _add(
+        self, starts: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes], hold: Hold = Hold.NONE
+    ) -> None:
+        """Read partitions from these offsets, once `on_assigned` has returned, unless they are held."""
         if not starts:
             return
         cursors = {
@@ -774,9 +799,8 @@ class Membership:
             for partition, offset in starts.items()
         }
         callback = self._subscription.on_assigned
-        if callback is not None:
-            for cursor in cursors.values():
-                cursor.hold |= Hold.ASSIGNED
+        for cursor in cursors.values():
+            cursor.hold |= hold if callback is None else hold | Hold.ASSIGNED
         self._cursors.add(cursors)
         if callback is not None:
             self._call(
