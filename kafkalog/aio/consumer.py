@@ -16,7 +16,7 @@ import itertools
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -195,7 +195,9 @@ class Consumer:
 
     # --- group offsets
 
-    async def commit(self, done: Mapping[TopicPartition, int] | Message | pa.RecordBatch | None = None) -> None:
+    async def commit(
+        self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None = None
+    ) -> None:
         """Write the group's offsets; as `kafkalog.Consumer.commit`: without arguments the position of every assigned
         partition, so not the message that is still being processed. A cancelled commit may be written or not."""
         await in_thread(partial(self._consumer.commit, done))

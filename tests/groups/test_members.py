@@ -23,6 +23,7 @@ from kafkalog.client.consumer.membership import Callback, Membership
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
+    InvalidArgument,
     MemberFenced,
     NoCommittedOffset,
     NotOwner,
@@ -531,6 +532,19 @@ def test_without_auto_commit_nothing_is_committed(cluster: LocalCluster, tested:
         assert admin.committed(tested) == {}
 
 
+def test_messages_of_consume_are_committed_by_the_last_of_each_partition(cluster: LocalCluster, tested: str) -> None:
+    produce(cluster, tested, 0)
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        messages = one.consume(3, 30)
+        one.commit([])
+        one.commit()
+        assert set(admin.committed(tested).values()) <= {0}, "they are being processed"
+        one.commit(messages)
+        assert admin.committed(tested) == {TopicPartition(tested, 0): 2, TopicPartition(tested, 1): 1}
+        with pytest.raises(InvalidArgument, match="a tuple among its messages"):
+            one.commit([(1, 2)])  # type: ignore[list-item]
+
+
 # --- starts
 
 
@@ -780,7 +794,7 @@ def test_offsets_that_are_kept_elsewhere_are_sought_in_on_assigned(cluster: Loca
 def test_what_starts_nowhere_says_so_until_the_group_has_an_offset(cluster: LocalCluster, tested: str) -> None:
     first, second = (TopicPartition(tested, number) for number in (0, 1))
     with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, auto_offset_reset="error") as one:
-        with pytest.raises(NoCommittedOffset, match="set auto.offset.reset"):
+        with pytest.raises(NoCommittedOffset, match=r"set auto\.offset\.reset"):
             one.poll(30)
         with pytest.raises(NoCommittedOffset):
             one.position(first)

@@ -341,13 +341,15 @@ class Consumer:
 
     # --- group offsets
 
-    def commit(self, done: Mapping[TopicPartition, int] | Message | pa.RecordBatch | None = None) -> None:
+    def commit(
+        self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None = None
+    ) -> None:
         """Write the group's offsets, from any thread.
 
         Args:
-            done: None: the position of every assigned partition, see `position`. A message or Arrow batch of this
-                consumer: the offset after it, in its partition; use this in the body of a loop, after the message is
-                processed. Or a dict of offsets by TopicPartition.
+            done: None: the position of every assigned partition, see `position`; what was handed out last is not
+                processed by it. A message, the messages of `consume`, or an Arrow batch: the offset after it, or after
+                the last of each partition; use this where they are processed. Or a dict of offsets by TopicPartition.
 
         Raises:
             InvalidArgument: the consumer has no group.
@@ -366,6 +368,8 @@ class Consumer:
             offsets = {TopicPartition(done.topic, done.partition): done.offset + 1}
         elif isinstance(done, Mapping):
             offsets = arguments.offsets("done", done)
+        elif isinstance(done, Sequence):
+            offsets = _after(done)
         else:
             offsets = _behind(done)
         if not offsets:
@@ -616,6 +620,17 @@ class Consumer:
         self._fetcher.after_fork_in_child()
         if membership is not None:
             membership.abandon()
+
+
+def _after(messages: Sequence[object]) -> dict[TopicPartition, int]:
+    """The offset after the last of some messages in each partition. Raises InvalidArgument."""
+    offsets: dict[TopicPartition, int] = {}
+    for message in messages:
+        if not isinstance(message, Message):
+            raise InvalidArgument(reason=f"done has a {type(message).__name__} among its messages")
+        partition = TopicPartition(message.topic, message.partition)
+        offsets[partition] = max(message.offset + 1, offsets.get(partition, 0))
+    return offsets
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
