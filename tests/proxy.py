@@ -1,6 +1,6 @@
 """TCP proxies before servers of this machine: they cut connections, refuse new ones, and hold back what is sent, as a
-network does that fails. `StallingProxy` holds all of it back, `DataPortProxy` a broker's answers; and a Cluster behind
-the latter."""
+network does that fails. `StallingProxy` holds all of it back, `AnswerLosingProxy` loses answers, `DataPortProxy` holds
+back those of a broker; and a Cluster behind the latter."""
 
 from __future__ import annotations
 
@@ -122,6 +122,23 @@ class StallingProxy(Proxy):
     def close(self) -> None:
         self._flowing.set()
         super().close()
+
+
+class AnswerLosingProxy(Proxy):
+    """Loses answers: what was asked arrives and is executed, and the connection is cut instead of the answer.
+
+    Attributes:
+        is_losing: whether it does so now.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.is_losing = threading.Event()
+        super().__init__(port)
+
+    def _forward(self, data: bytes, target: socket.socket, answers: bool, is_first: bool) -> bool:
+        if answers and self.is_losing.is_set():
+            return False
+        return super()._forward(data, target, answers, is_first)
 
 
 class DataPortProxy(Proxy):

@@ -1,7 +1,7 @@
 """A member of a group as a process of its own: reads, commits, and writes its history. `Options` says how.
 
 `faults` of its requests are as a network or a suspended broker makes them: the answer is lost, or the request is given
-up and executed later.
+up and executed later. Proxies before the brokers (`registry`) lose answers too.
 
 Ends in order on SIGTERM: `close` is called by the signal's handler, above whatever runs.
 """
@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from broker.local.guard import python_command
 from kafkalog import Consumer, Message, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.errors import Closed, NotOwner, RequestTimedOut
 from kafkalog.wire import broker_pb2 as pb
@@ -49,6 +50,7 @@ class Options(NamedTuple):
         commit_every: commits itself after so many hand-outs; 0: auto-commit.
         faults: the share of its requests that go wrong.
         instance_id: its static name.
+        registry: the brokers to ask for what concerns the group first; empty: those that there are.
     """
 
     bootstrap_servers: str
@@ -64,6 +66,7 @@ class Options(NamedTuple):
     assignor: str = "sticky"
     faults: float = 0.0
     instance_id: str | None = None
+    registry: str = ""
 
 
 def start(options: Options) -> subprocess.Popen[bytes]:
@@ -173,7 +176,17 @@ def main() -> int:
     def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
         writer.write_all("lost", [(p.partition, 0, 0) for p in partitions])
 
-    with patch.object(Membership, "_ask", lambda *given: requests.ask(*given)):
+    def registry(membership: Membership) -> Cluster:
+        if not options.registry:
+            return new_registry(membership)
+        patience_ms = options.session_timeout_ms // 4
+        return Cluster(options.registry, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
+
+    new_registry = Membership._new_registry
+    with (
+        patch.object(Membership, "_ask", lambda *given: requests.ask(*given)),
+        patch.object(Membership, "_new_registry", registry),
+    ):
         consumer.subscribe(options.topic, on_assigned=assigned, on_revoked=revoked, on_lost=lost)
         last: dict[int, int] = {}
         for number, runs in enumerate(_read(consumer, options, ended), 1):

@@ -18,6 +18,7 @@ from kafkalog import Admin, Producer, TopicPartition
 from tests.groups import member
 from tests.groups.history import SUFFIX, History, Reader, Writer
 from tests.groups.member import Options
+from tests.proxy import AnswerLosingProxy
 from tests.threads import join_all
 from tests.waiting import suspend, waited_for
 
@@ -55,6 +56,7 @@ class Torture:
         self._producing = threading.Event()
         self._producer = threading.Thread(target=self._produce, name="produce")
         self._failures: list[BaseException] = []
+        self._proxies = [AnswerLosingProxy(broker.grpc_port) for broker in cluster.brokers]
 
     def __enter__(self) -> Self:
         self._admin.create_topic(TOPIC, partitions=self._partitions)
@@ -72,6 +74,8 @@ class Torture:
         if self._producer.ident is not None:
             join_all([self._producer], 120)
         self._admin.close()
+        for proxy in self._proxies:
+            proxy.close()
 
     def _produce(self) -> None:
         dice, sent = random.Random(0), 0
@@ -164,7 +168,7 @@ class Torture:
 
     def _actions(self) -> list[Callable[[], None]]:
         often: list[Callable[[], None]]
-        often = [self._join, self._join, self._leave, self._kill, self._stall]
+        often = [self._join, self._join, self._leave, self._kill, self._stall, self._lose_answers]
         return [*often, *often, self._grow, self._lose_broker, self._suspend_broker, self._suspend_zookeeper]
 
     def _disturb(self, milliseconds: float) -> None:
@@ -200,6 +204,7 @@ class Torture:
                 session_timeout_ms=_SESSION_MS,
                 faults=self._dice.choice((0, 0.1, 0.3)) if faults is None else faults,
                 instance_id=instance_id,
+                registry=",".join(f"127.0.0.1:{proxy.port}" for proxy in self._proxies),
             )
         )
 
@@ -243,6 +248,15 @@ class Torture:
         self._disturb(_SESSION_MS + _MOVED_MS)
         self._writer.write("continued", member=name)
         process.send_signal(signal.SIGCONT)
+
+    def _lose_answers(self) -> None:
+        """What members ask about the group is executed, and the answers are lost, for a moment in which others join."""
+        seconds = self._dice.random()
+        self._disturb(seconds * 1000 + _SESSION_MS + _MOVED_MS)
+        for proxy in self._proxies:
+            proxy.is_losing.set()
+            self._later(seconds, proxy.is_losing.clear)
+        self._join()
 
     def _grow(self) -> None:
         if self._due:
