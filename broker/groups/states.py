@@ -1,8 +1,10 @@
 """The states of groups, as this broker reads and changes them. Decides nothing.
 
-A state is read once for each change that ZooKeeper reports, however many members ask for it. So it may be a moment old:
-what is decided from it is written as a compare-and-set on its version, or with a check of it, and decided again from a
-fresh one if that fails.
+A state is read once for each change that ZooKeeper reports, however many members ask for it. So it may be old, by as
+much as this broker is late or cut off. What is decided from it is written as a compare-and-set on its version, or with
+a check of it. A decision that writes nothing, such as a refusal, is answered only after a check that the group still
+has that state: another broker may have answered otherwise before. Where that fails, it is decided again from a fresh
+state.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from kafkalog.errors import GroupBusy
+from kafkalog.errors import GroupBusy, KafkalogError, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.members import GroupState
-from kafkalog.zk.session import BadVersion, NodeExists, NoNode, Operation, ZooKeeperSession
+from kafkalog.zk.session import BadVersion, Check, NodeExists, NoNode, Operation, ZooKeeperSession
 
 _Result = TypeVar("_Result")
 
+_OVERTAKEN = (BadVersion, NodeExists, NoNode, groups.GuardMoved)
 _ATTEMPTS = 100
 _PAUSE_SECONDS = 0.01
 _RECENT_MAX = 10_000
@@ -31,15 +34,17 @@ class _Group:
 
     Attributes:
         lock: held while the state is read or changed, so that the threads of this broker do not compete.
+        is_proven: what the holder of the lock decides is written with a check of the state.
         state: None: it has to be read.
         is_unchanged: no change was reported since the last read began.
         waiters: who wait for another state.
     """
 
-    __slots__ = ("is_unchanged", "lock", "state", "waiters")
+    __slots__ = ("is_proven", "is_unchanged", "lock", "state", "waiters")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.is_proven = False
         self.state: GroupState | None = None
         self.is_unchanged = True
         self.waiters: set[threading.Event] = set()
@@ -76,9 +81,27 @@ class States:
                 known.state = state
         return state
 
+    def sure(self, group: str, look: Callable[[GroupState], _Result]) -> _Result:
+        """The result of `look`, called with a group's state, perhaps a moment old. If it raises an error, the state was
+        the group's present one.
+
+        Raises:
+            GroupBusy: others changed the group all the time.
+        """
+        for _ in range(_ATTEMPTS):
+            state = self.read(group)
+            try:
+                return look(state)
+            except ZooKeeperUnreachable:
+                raise
+            except KafkalogError:
+                if self._is_current(group, state):
+                    raise
+        raise GroupBusy(group=group)
+
     def change(self, group: str, decide: Callable[[GroupState], _Result]) -> _Result:
-        """The result of `decide`, called with a group's state, and again with a fresh one while it raises BadVersion,
-        NoNode, NodeExists or GuardMoved, because others were faster.
+        """The result of `decide`, called with a group's state, and again with a fresh one if that was not the present
+        one, or while `decide` raises BadVersion, NoNode, NodeExists or GuardMoved, because others were faster.
 
         Raises:
             GroupBusy: they were all the time.
@@ -87,23 +110,48 @@ class States:
         for attempt in range(_ATTEMPTS):
             with known.lock:
                 state = self._read(group, known)
+                known.is_proven = False
                 try:
-                    return decide(state)
-                except (BadVersion, NodeExists, NoNode, groups.GuardMoved):
+                    result = decide(state)
+                except _OVERTAKEN:
                     self._forget(known)
+                except ZooKeeperUnreachable:
+                    raise
+                except KafkalogError:
+                    if known.is_proven or self._is_current(group, state):
+                        raise
+                else:
+                    if known.is_proven or self._is_current(group, state):
+                        return result
             if attempt:
                 # Another broker was faster, twice. None knows of the others, and a watch would report only the change
                 # that has won: a random pause lets one of them through, outside of the lock, for 0.1 s at most.
                 time.sleep(random.random() * _PAUSE_SECONDS * min(attempt, 10))
         raise GroupBusy(group=group)
 
+    def _is_current(self, group: str, state: GroupState) -> bool:
+        """Whether a group has a state now. If not, it is read again."""
+        try:
+            members.prove(self.session, group, state)
+        except _OVERTAKEN:
+            self._forget(self._group(group))
+            return False
+        return True
+
     def write(
         self, group: str, before: GroupState, after: GroupState, operations: Iterable[Operation] = ()
     ) -> GroupState:
         """Replace a state, as `members.change`; for `decide`."""
         written = members.change(self.session, group, before, after, operations)
-        self._forget(self._group(group))  # ZooKeeper reports it too, but perhaps later than the answer
+        known = self._group(group)
+        known.is_proven = True
+        self._forget(known)  # ZooKeeper reports it too, but perhaps later than the answer
         return written
+
+    def guard(self, group: str, state: GroupState) -> Check:
+        """An operation without which `decide` writes nothing else; see `members.guard`."""
+        self._group(group).is_proven = True
+        return members.guard(group, state)
 
     def _group(self, group: str, waiter: threading.Event | None = None) -> _Group:
         """What is known of a group, with a waiter more if one is given."""

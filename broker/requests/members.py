@@ -84,7 +84,7 @@ def renew_member(request: pb.RenewMemberRequest, groups: Groups) -> pb.RenewMemb
 def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
     """Raises UnknownMember, MemberFenced."""
     states = groups.states
-    seat_of(states, states.read(claimant.group), claimant)  # perhaps a moment old: it learns of it a moment later
+    states.sure(claimant.group, lambda state: seat_of(states, state, claimant))
     try:
         members.renew(states.session, claimant.group, claimant.name, session_timeout_ms)
     except NoNode:
@@ -108,11 +108,15 @@ def await_group(
     """
     claimant, states = claimant_of(request.member), groups.states
     wanted = from_wire(request.partitions)
+
+    def look(state: GroupState) -> GroupState:
+        seat_of(states, state, claimant)
+        return state
+
     with states.waiting(claimant.group, changed):
         while True:
             changed.clear()
-            state = states.read(claimant.group)
-            seat_of(states, state, claimant)
+            state = states.sure(claimant.group, look)
             is_news = state.generation != request.generation or any(each not in state.owners for each in wanted)
             if is_news or not wait(changed):
                 return pb.AwaitGroupReply(news=_news(state, claimant.name))

@@ -24,7 +24,7 @@ from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, to_json
-from kafkalog.zk.session import Check, Create, Delete, Operation, Set, Watch, ZooKeeperSession
+from kafkalog.zk.session import Check, Create, Delete, NodeExists, Operation, Set, Watch, ZooKeeperSession
 
 CONSUMER = "consumer"
 """The kind of a member that is assigned partitions."""
@@ -291,6 +291,21 @@ def make_group(session: ZooKeeperSession, group: str) -> None:
 def guard(group: str, state: GroupState) -> Check:
     """An operation that fails a multi if the group has another state by then."""
     return Check(paths.group(group), state.version)
+
+
+def prove(session: ZooKeeperSession, group: str, state: GroupState) -> None:
+    """Do nothing if a group has this state now. ZooKeeper's leader orders each multi, so this sees what any broker has
+    written; a mere read need not.
+
+    Raises:
+        BadVersion, NoNode, NodeExists: it has another one.
+    """
+    if state.version >= 0:
+        session.multi([guard(group, state)])
+        return
+    session.multi([Check(paths.CONSUMERS, ANY_VERSION)])  # a read after it sees as much
+    if session.exists(paths.group(group)) is not None:
+        raise NodeExists
 
 
 def create_member(group: str, member: Member) -> list[Operation]:

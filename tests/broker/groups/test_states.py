@@ -12,7 +12,7 @@ import pytest
 
 from broker.groups import states as module
 from broker.groups.states import States
-from kafkalog.errors import GroupBusy, UnreadableZnode
+from kafkalog.errors import GroupBusy, UnknownMember, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.members import GroupState
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
@@ -130,6 +130,77 @@ def test_a_change_that_others_overtook_is_decided_again_from_what_is_there(
 
     assert side.states.change("g", decide) == "decided"
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("way", ["change", "sure"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_refusal_is_one_of_the_groups_present_state(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch, way: str, is_there: bool
+) -> None:
+    """What another broker has written may be known here later than to its client."""
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    if is_there:
+        other.join("a", "t")
+    assert list(side.states.read("g").seats) == ["a"] * is_there
+    other.join("b", "t")
+
+    def look(state: GroupState) -> GroupState:
+        if "b" not in state.seats:
+            raise UnknownMember(group="g", member="b")
+        return state
+
+    assert "b" in getattr(side.states, way)("g", look).seats
+    other.groups.leave("g", "b")
+    side.states.wake_all()
+    with pytest.raises(UnknownMember):
+        getattr(side.states, way)("g", look)
+
+
+def test_an_answer_for_which_nothing_was_written_is_one_of_the_groups_present_state(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    side.states.read("g")
+    other.join("a", "t")
+    assert list(side.states.change("g", lambda state: state).seats) == ["a"]
+    other.join("b", "t")
+    assert list(side.states.change("g", lambda state: state).seats) == ["a", "b"]
+
+
+@pytest.mark.parametrize("way", ["change", "sure"])
+def test_a_broker_that_is_cut_off_refuses_nothing_for_good(
+    new_session: Callable[..., ZooKeeperSession], proxy: StallingProxy, side: Side, way: str
+) -> None:
+    cut_off = new_session(proxy, request_timeout_ms=500)
+    states = States(cut_off)
+    side.join("a", "t")
+    states.read("g")
+    proxy.hold()
+
+    def refuse(state: GroupState) -> None:
+        raise UnknownMember(group="g", member="b")
+
+    with pytest.raises(ZooKeeperUnreachable) as raised:
+        getattr(states, way)("g", refuse)
+    assert raised.value.retriable
+    proxy.resume()
+
+
+def test_a_refusal_of_a_group_that_changes_all_the_time_says_so(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(module, "_ATTEMPTS", 3)
+    other.join("a", "t")
+
+    def refuse(state: GroupState) -> None:
+        other.join("a", "t")
+        raise UnknownMember(group="g", member="b")
+
+    with pytest.raises(GroupBusy):
+        side.states.sure("g", refuse)
 
 
 def test_a_failure_of_a_change_is_raised_at_once_and_ends_no_other(side: Side) -> None:

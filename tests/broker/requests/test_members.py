@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -210,6 +211,19 @@ def test_who_is_no_member_in_that_epoch_is_refused(
         assert isinstance(error, kind), (method, error)
     assert set(owners(broker).values()) == {"one"}
     assert timeout_of(broker, "one") == 30_000
+
+
+def test_a_member_of_which_the_broker_does_not_know_yet_is_not_refused(broker: RunningBroker) -> None:
+    """It has joined at another one a moment ago."""
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    states = broker.broker.rpc_service._groups.states
+    for method, request in requests_of(me(broker, "one")):
+        states.read("g")
+        states._groups["g"].state = replace(states.read("g"), version=0, generation=0, seats={})
+        if method == "AwaitGroup":
+            request.generation = 0
+        getattr(broker.stub, method)(request, timeout=30)
 
 
 # --- ClaimPartitions and ReleasePartitions
