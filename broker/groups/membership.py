@@ -6,7 +6,8 @@ asked for what it knows of a group: it may be any.
 
 A topic of which a generation saw n partitions, and which now has more, is read from 0 in the others, whatever
 `auto.offset.reset` says, and so is a topic that is new to a pattern: what came between its creation and its discovery
-would be lost. Their offsets are committed as 0 before the generation that has them.
+would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind what it has
+read, also while no member reads it: the only reader of a topic may be away for a moment.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Groups:
     def is_current(self, state: GroupState, described: Mapping[str, Member]) -> bool:
         """Whether the topics that a group reads have the partitions that it has, as far as this broker knows. It may
         know less than the broker that made the generation, so only `refresh` is sure."""
-        return _read_by(self._topics(), described) == state.topics
+        return _of_group(self._topics(), state, described) == state.topics
 
     # --- one change
 
@@ -153,7 +154,7 @@ class Groups:
         after = replace(state, generation=state.generation + 1, kind=kind, assignor=assignor)
         seats = {name: state.seats.get(name, _NO_SEAT) for name in wanted}
         if kind != members.CONSUMER:
-            return replace(after, seats={name: Seat(seat.epoch) for name, seat in seats.items()}, topics={})
+            return replace(after, seats={name: Seat(seat.epoch) for name, seat in seats.items()})
         if not wanted:
             return replace(after, seats={})
         # What the members had subscribed to before is looked at first: what is new to them is read from 0.
@@ -173,8 +174,9 @@ class Groups:
         )
 
     def _topics_of(self, state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool = False) -> dict[str, Topic]:
-        """The topics that members read. This broker may know less than the one that made the last generation: a topic
-        keeps the partitions that it had, unless it was created again, and it is gone only if that is sure."""
+        """The topics that a group has read or that members read. This broker may know less than the one that made the
+        last generation: a topic keeps the partitions that it had, unless it was created again, and it is gone only if
+        that is sure."""
         there = self._topics()
         for name, known in state.topics.items():
             found = there.get(name)
@@ -184,7 +186,7 @@ class Groups:
                     there[name] = now
                 else:
                     there.pop(name, None)
-        return _read_by(there, wanted)
+        return _of_group(there, state, wanted)
 
     def _topics(self) -> dict[str, Topic]:
         """All topics that this broker knows."""
@@ -212,7 +214,7 @@ class Groups:
 _NO_SEAT = Seat(0)
 
 
-def _read_by(topics: Mapping[str, Topic], wanted: Mapping[str, Member]) -> dict[str, Topic]:
-    """Those of some topics that members subscribe to, by name."""
-    read = {name for member in wanted.values() for name in member.reads(topics)}
-    return {name: topics[name] for name in sorted(read)}
+def _of_group(topics: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member]) -> dict[str, Topic]:
+    """Those of some topics that a group has read, or to which members subscribe, by name."""
+    names = {name for member in wanted.values() for name in member.reads(topics)}
+    return {name: topics[name] for name in sorted(names | (state.topics.keys() & topics.keys()))}

@@ -102,8 +102,8 @@ class GroupState:
         kind: of its members.
         assignor: by which the shares were made.
         seats: by member, in the order in which they joined.
-        topics: those that the members read, by name. They stay when the last member leaves: what a topic has more when
-            the group comes back is new to it.
+        topics: those that members read or have read, by name, for as long as they exist: what such a topic has more
+            when somebody reads it again is new to the group.
         number: the last one that was given to a join or a claim.
         version: of the group's znode; -1: it does not exist.
     """

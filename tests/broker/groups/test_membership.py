@@ -314,6 +314,73 @@ def test_partitions_that_came_while_the_group_was_away_are_read_from_the_start(s
     assert side.committed() == {TopicPartition("t", 2): 0}  # u was not the group's
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_what_comes_to_a_topic_while_its_only_reader_is_away_is_read_from_the_start(
+    side: Side, is_noticed: bool
+) -> None:
+    side.new_topic("t", 2)
+    topic_id = side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    assert side.state().topics["u"] == Topic(topic_id, 2)
+    side.grow("u", 4)
+    if is_noticed:
+        assert not is_current(side)
+        side.groups.refresh("g")
+        assert is_current(side)
+    side.join("a", "t", "u")
+    assert side.committed() == dict.fromkeys(partitions("u", 2, 3), 0)
+
+
+def test_a_topic_that_was_created_again_while_its_only_reader_is_away_is_read_from_the_start(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.delete_topic("u")
+    side.new_topic("u", 1)
+    side.join("a", "t", "u")
+    side.groups.refresh("g")
+    assert side.committed() == {TopicPartition("u", 0): 0}
+
+
+def test_a_topic_that_nobody_reads_and_that_is_deleted_is_forgotten(side: Side) -> None:
+    topic_id = side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.delete_topic("u")
+    assert not is_current(side)
+    side.groups.refresh("g")
+    assert side.state().topics == {"t": Topic(topic_id, 2)} and is_current(side)
+
+
+def test_a_group_keeps_its_topics_while_streams_follow_it(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.join("s", kind=STREAM, assignor="")
+    side.groups.leave("g", "s")
+    side.grow("t", 3)
+    side.join("a", "t")
+    assert side.committed() == {TopicPartition("t", 2): 0}
+
+
+@pytest.mark.parametrize("assignor", ["sticky", "range", "roundrobin"])
+def test_a_topic_that_nobody_reads_any_more_is_in_no_share(side: Side, assignor: str) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u", assignor=assignor)
+    side.join("b", "t", assignor=assignor)
+    side.groups.leave("g", "a")
+    assert side.shares() == {"b": partitions("t", 0, 1)}
+    side.join("c", "t", assignor=assignor)
+    assert owned_once(side.state(), ("t", 2))
+
+
 def test_partitions_that_come_as_somebody_joins_are_read_from_the_start(side: Side) -> None:
     side.new_topic("t", 2)
     side.new_topic("u", 1)
