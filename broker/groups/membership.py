@@ -121,7 +121,7 @@ class Groups:
 
     def _described(self, group: str, state: GroupState) -> dict[str, Member]:
         """The members of a state. Raises BadVersion: the group has another state by now."""
-        found = members.read_members(self._session, group, state.seats)
+        found = self.states.described(group, state)
         if len(found) != len(state.seats):
             raise BadVersion
         return found

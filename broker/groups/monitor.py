@@ -28,7 +28,7 @@ from kafkalog.events import get_logger
 from kafkalog.zk import members
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import group_names
-from kafkalog.zk.members import CONSUMER, GroupState, Member
+from kafkalog.zk.members import CONSUMER, GroupState
 
 log = get_logger(__name__)
 
@@ -59,7 +59,6 @@ class Monitor:
         self._stopping = threading.Event()
         self._looked_at = -_GAP_SECONDS
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._members: dict[str, tuple[int, dict[str, Member]]] = {}  # by group: the state's version, and its members
         self._failures: set[str] = set()  # of the last look, which are not logged again
         self._thread = threading.Thread(target=self._run, name="group-monitor", daemon=True)
 
@@ -98,8 +97,6 @@ class Monitor:
         states = {group: state for group, state in found.items() if state is not None and state.seats}
         self._looked_at = began
         self._end_leases(states)
-        for group in self._members.keys() - states.keys():
-            del self._members[group]
         for group, state in states.items():
             if state.kind == CONSUMER:
                 with self._alone():
@@ -151,9 +148,6 @@ class Monitor:
                     self._groups.lapse(group, name, lease.version)
 
     def _notice_partitions(self, group: str, state: GroupState) -> None:
-        known = self._members.get(group)
-        if known is None or known[0] != state.version:
-            known = self._members[group] = state.version, members.read_members(self._session, group, state.seats)
-        described = known[1]
+        described = self._groups.states.described(group, state)
         if len(described) == len(state.seats) and not self._groups.is_current(state, described):
             self._groups.refresh(group)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
 from kafkalog.errors import GroupBusy, KafkalogError, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
-from kafkalog.zk.members import GroupState
+from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import BadVersion, Check, NodeExists, NoNode, Operation, ZooKeeperSession
 
 _Result = TypeVar("_Result")
@@ -27,26 +27,34 @@ _OVERTAKEN = (BadVersion, NodeExists, NoNode, groups.GuardMoved)
 _ATTEMPTS = 100
 _PAUSE_SECONDS = 0.01
 _RECENT_MAX = 10_000
+CHANGING_MAX = 12
+"""Threads of one group: fewer than the lane of such requests has, so that one group does not occupy them all."""
 
 
 class _Group:
     """What is known of a group.
 
     Attributes:
-        lock: held while the state is read or changed, so that the threads of this broker do not compete.
+        lock: held while the state is changed, so that the threads of this broker do not compete. It comes first.
+        changing: how many threads have the lock or wait for it.
         is_proven: what the holder of the lock decides is written with a check of the state.
+        reading: held while the state is read, so that it is read once. Changes do not hold up who only reads.
         state: None: it has to be read.
-        is_unchanged: no change was reported since the last read began.
+        changes: how many changes were reported; what was read before one is not kept.
+        described: the members of the state that was asked for last, by name and epoch.
         waiters: who wait for another state.
     """
 
-    __slots__ = ("is_proven", "is_unchanged", "lock", "state", "waiters")
+    __slots__ = ("changes", "changing", "described", "is_proven", "lock", "reading", "state", "waiters")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.changing = 0
         self.is_proven = False
+        self.reading = threading.Lock()
         self.state: GroupState | None = None
-        self.is_unchanged = True
+        self.changes = 0
+        self.described: Mapping[tuple[str, int], Member] = {}
         self.waiters: set[threading.Event] = set()
 
 
@@ -55,7 +63,7 @@ class States:
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self.session = session
-        self._lock = threading.Lock()  # guards what follows, and the groups' states and waiters
+        self._lock = threading.Lock()  # guards what follows, and of each group what its own locks do not; comes last
         self._groups: dict[str, _Group] = {}
         session.on_state(self._reconnected)
 
@@ -65,21 +73,28 @@ class States:
         state = known.state
         if state is not None:
             return state
-        with known.lock:
-            return self._read(group, known)
-
-    def _read(self, group: str, known: _Group) -> GroupState:
-        """Its lock held."""
-        state = known.state
-        if state is not None:
+        with known.reading:
+            state = known.state
+            if state is not None:
+                return state
+            changes = known.changes
+            state = members.read_state(self.session, group, self._changed) or GroupState()
+            with self._lock:
+                if known.changes == changes:
+                    known.state = state
             return state
-        with self._lock:
-            known.is_unchanged = True
-        state = members.read_state(self.session, group, self._changed) or GroupState()
-        with self._lock:
-            if known.is_unchanged:
-                known.state = state
-        return state
+
+    def described(self, group: str, state: GroupState) -> dict[str, Member]:
+        """The members of a state, but for those that have gone since. A description changes only with the epoch, so it
+        is read once for each. Raises UnreadableZnode."""
+        known = self._group(group)
+        epochs = {name: (name, seat.epoch) for name, seat in state.seats.items()}
+        found = {name: known.described.get(key) for name, key in epochs.items()}
+        missing = [name for name, member in found.items() if member is None]
+        read = members.read_members(self.session, group, missing) if missing else {}
+        described = {name: member for name, each in found.items() if (member := each or read.get(name)) is not None}
+        known.described = {epochs[name]: member for name, member in described.items()}
+        return described
 
     def sure(self, group: str, look: Callable[[GroupState], _Result]) -> _Result:
         """The result of `look`, called with a group's state, perhaps a moment old. If it raises an error, the state was
@@ -104,12 +119,23 @@ class States:
         one, or while `decide` raises BadVersion, NoNode, NodeExists or GuardMoved, because others were faster.
 
         Raises:
-            GroupBusy: they were all the time.
+            GroupBusy: they were all the time, or too many threads change this group.
         """
         known = self._group(group)
+        with self._lock:
+            if known.changing >= CHANGING_MAX:
+                raise GroupBusy(group=group)
+            known.changing += 1
+        try:
+            return self._change(group, known, decide)
+        finally:
+            with self._lock:
+                known.changing -= 1
+
+    def _change(self, group: str, known: _Group, decide: Callable[[GroupState], _Result]) -> _Result:
         for attempt in range(_ATTEMPTS):
             with known.lock:
-                state = self._read(group, known)
+                state = self.read(group)
                 known.is_proven = False
                 try:
                     result = decide(state)
@@ -169,7 +195,8 @@ class States:
 
     def _forget(self, known: _Group) -> None:
         with self._lock:
-            known.state, known.is_unchanged = None, False
+            known.state = None
+            known.changes += 1
             for waiter in known.waiters:
                 waiter.set()
 

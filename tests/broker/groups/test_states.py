@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,10 @@ import pytest
 
 from broker.groups import states as module
 from broker.groups.states import States
+from broker.transport.lanes import LANES
 from kafkalog.errors import GroupBusy, UnknownMember, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
-from kafkalog.zk.members import GroupState
+from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 from tests.broker.groups.sides import Side
 from tests.proxy import StallingProxy
@@ -102,9 +103,10 @@ def test_a_change_that_comes_while_a_state_is_read_is_not_missed(
     def and_then_it_changes(session: ZooKeeperSession, group: str, watch: Any = None) -> GroupState | None:
         found = read(session, group, watch)
         monkeypatch.setattr(members, "read_state", read)
+        changes = side.states._groups["g"].changes
         other.join("b", "t")
         known = side.states._groups["g"]
-        waited_for(lambda: not known.is_unchanged)
+        waited_for(lambda: known.changes > changes)
         return found
 
     monkeypatch.setattr(members, "read_state", and_then_it_changes)
@@ -272,6 +274,85 @@ def test_changes_by_threads_of_one_broker_do_not_compete(side: Side, monkeypatch
     join_all(threads, 120)
     assert side.state().generation == 40
     assert not overtaken
+
+
+@pytest.fixture
+def changing(side: Side) -> Iterator[Callable[[str], None]]:
+    """Begins changes of a group, one of which is in the middle of it until the test ends."""
+    side.join("a", "t")
+    entered, go_on = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def decide(state: GroupState) -> None:
+        entered.set()
+        assert go_on.wait(120)
+
+    def begin(group: str) -> None:
+        known = side.states._group(group)
+        changing = known.changing
+        threads.append(threading.Thread(target=side.states.change, args=(group, decide)))
+        threads[-1].start()
+        waited_for(lambda: known.changing > changing)
+        assert entered.wait(30)
+
+    yield begin
+    go_on.set()
+    join_all(threads, 120)
+
+
+def test_who_only_reads_waits_for_no_change(side: Side, changing: Callable[[str], None]) -> None:
+    """A member whose lease is not renewed in time loses what it owns."""
+    changing("g")
+    side.states.wake_all()
+    read: list[GroupState] = []
+    reader = threading.Thread(target=lambda: read.append(side.states.sure("g", lambda state: state)), daemon=True)
+    reader.start()
+    join_all([reader], 30)
+    assert list(read[0].seats) == ["a"]
+
+
+def test_a_group_that_many_change_holds_up_no_other(side: Side, changing: Callable[[str], None]) -> None:
+    """Requests that change groups have as many threads as one lane."""
+    assert LANES["zookeeper"].threads > module.CHANGING_MAX
+    for _ in range(module.CHANGING_MAX):
+        changing("g")
+    with pytest.raises(GroupBusy) as raised:
+        side.states.change("g", lambda state: state)
+    assert raised.value.retriable
+    side.join("a", "t", group="h")
+    assert list(side.states.read("g").seats) == ["a"]
+
+
+# --- descriptions of members
+
+
+def test_a_member_is_read_once_in_each_epoch(new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    side, other = new_side(), new_side()
+    read: list[list[str]] = []
+    read_members = members.read_members
+
+    def counted(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[str, Member]:
+        if session is side.session:
+            read.append(list(names))
+        return read_members(session, group, names)
+
+    monkeypatch.setattr(members, "read_members", counted)
+
+    def described() -> dict[str, str]:
+        state = side.state()
+        return {name: ",".join(each.topics) for name, each in side.states.described("g", state).items()}
+
+    other.join("a", "t")
+    other.join("b", "t")
+    assert described() == described() == {"a": "t", "b": "t"}
+    other.join("a", "u")
+    assert described() == {"a": "u", "b": "t"}
+    other.groups.leave("g", "b")
+    assert described() == {"a": "u"} == described()
+    other.join("b", "v")
+    assert described() == {"a": "u", "b": "v"}
+    assert read == [["a", "b"], ["a"], ["b"]]
+    assert len(side.states._groups["g"].described) == 2
 
 
 def test_a_state_that_cannot_be_read_is_an_error_each_time_and_no_longer_than_it_is_there(side: Side) -> None:
