@@ -9,7 +9,8 @@ ZooKeeper's stamps are not used: they come from the clock of its leader, and a j
 everybody. A time in which this broker could not look (ZooKeeper was away, or the broker stood still) does not count,
 because members could not renew their leases then either, or their renewals were not seen.
 
-A group of which something cannot be read, or that changes all the time, holds up no other.
+A group of which something cannot be read, or that changes all the time, holds up no other. A look reads what changed
+since the last one, and the leases of members: groups that nobody uses any more may be many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kafkalog.zk import members
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import group_names
 from kafkalog.zk.members import CONSUMER, GroupState
+from kafkalog.zk.registry import TopicRecord
 
 log = get_logger(__name__)
 
@@ -59,6 +61,7 @@ class Monitor:
         self._stopping = threading.Event()
         self._looked_at = -_GAP_SECONDS
         self._seen: dict[tuple[str, str], _Seen] = {}
+        self._noticed: dict[str, tuple[GroupState, Mapping[str, TopicRecord]]] = {}  # by group: what was compared last
         self._failures: set[str] = set()  # of the last look, which are not logged again
         self._thread = threading.Thread(target=self._run, name="group-monitor", daemon=True)
 
@@ -93,16 +96,16 @@ class Monitor:
             self._seen.clear()
         failures_before, self._failures = self._failures, set()
         mine = [group for group in group_names(self._session) if self._is_mine(group)]
-        found = self._readable(read_each(lambda some: members.read_states(self._session, some), mine))
-        states = {group: state for group, state in found.items() if state is not None and state.seats}
+        found = self._readable(self._groups.states.read_each(mine))
+        states = {group: state for group, state in found.items() if state.seats}
         self._looked_at = began
         self._end_leases(states)
-        for group, state in states.items():
-            if state.kind == CONSUMER:
-                with self._alone():
-                    self._notice_partitions(group, state)
+        self._notice_partitions({group: state for group, state in states.items() if state.kind == CONSUMER})
         for failure in sorted(self._failures - failures_before):
             log.warning("group_not_looked_after", reason=failure)
+        seconds = self._clock.monotonic() - began
+        if seconds > _GAP_SECONDS:
+            log.warning("groups_looked_after_late", seconds=round(seconds, 1), groups=len(mine))
 
     def _readable(self, found: Mapping[_Key, _Value | UnreadableZnode]) -> dict[_Key, _Value]:
         readable = {}
@@ -147,7 +150,18 @@ class Monitor:
                 with self._alone():
                     self._groups.lapse(group, name, lease.version)
 
-    def _notice_partitions(self, group: str, state: GroupState) -> None:
-        described = self._groups.states.described(group, state)
-        if len(described) == len(state.seats) and not self._groups.is_current(state, described):
-            self._groups.refresh(group)
+    def _notice_partitions(self, states: Mapping[str, GroupState]) -> None:
+        topics = self._metadata.topics
+        noticed_before, self._noticed = self._noticed, {}
+        for group, state in states.items():
+            before = noticed_before.get(group)
+            if before is not None and before[0] is state and before[1] is topics:
+                self._noticed[group] = before
+                continue
+            with self._alone():
+                described = self._groups.states.described(group, state)
+                if len(described) == len(state.seats):
+                    if self._groups.is_current(state, described):
+                        self._noticed[group] = state, topics
+                    else:
+                        self._groups.refresh(group)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from kafkalog.errors import GroupBusy, KafkalogError, ZooKeeperUnreachable
+from kafkalog.errors import GroupBusy, KafkalogError, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
+from kafkalog.zk.content import read_each
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import BadVersion, Check, NodeExists, NoNode, Operation, ZooKeeperSession
 
@@ -43,9 +44,10 @@ class _Group:
         changes: how many changes were reported; what was read before one is not kept.
         described: the members of the state that was asked for last, by name and epoch.
         waiters: who wait for another state.
+        written: the version that was written here last; no older one is kept.
     """
 
-    __slots__ = ("changes", "changing", "described", "is_proven", "lock", "reading", "state", "waiters")
+    __slots__ = ("changes", "changing", "described", "is_proven", "lock", "reading", "state", "waiters", "written")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -56,6 +58,7 @@ class _Group:
         self.changes = 0
         self.described: Mapping[tuple[str, int], Member] = {}
         self.waiters: set[threading.Event] = set()
+        self.written = -1
 
 
 class States:
@@ -79,10 +82,29 @@ class States:
                 return state
             changes = known.changes
             state = members.read_state(self.session, group, self._changed) or GroupState()
-            with self._lock:
-                if known.changes == changes:
-                    known.state = state
+            self._keep(known, changes, state)
             return state
+
+    def read_each(self, wanted: Iterable[str]) -> dict[str, GroupState | UnreadableZnode]:
+        """The states of many groups, as `read`. Those that have to be read are requested at once. One that cannot be
+        read hides no other."""
+        listed = {group: self._group(group) for group in wanted}
+        found: dict[str, GroupState | UnreadableZnode] = {
+            group: state for group, known in listed.items() if (state := known.state) is not None
+        }
+        changes = {group: known.changes for group, known in listed.items() if group not in found}
+        read = read_each(lambda some: members.read_states(self.session, some, self._changed), list(changes))
+        for group, each in read.items():
+            found[group] = each or GroupState()
+            if not isinstance(each, UnreadableZnode):
+                self._keep(listed[group], changes[group], each or GroupState())
+        return found
+
+    def _keep(self, known: _Group, changes: int, state: GroupState) -> None:
+        """Keep a state that was read after so many changes, unless it is old by now."""
+        with self._lock:
+            if known.changes == changes and state.version >= known.written:
+                known.state = state
 
     def described(self, group: str, state: GroupState) -> dict[str, Member]:
         """The members of a state, but for those that have gone since. A description changes only with the epoch, so it
@@ -171,7 +193,11 @@ class States:
         written = members.change(self.session, group, before, after, operations)
         known = self._group(group)
         known.is_proven = True
-        self._forget(known)  # ZooKeeper reports it too, but perhaps later than the answer
+        # ZooKeeper reports it too, before or after the answer: if before, it has perhaps been read again already.
+        with self._lock:
+            known.written = written.version
+            if known.state is None or known.state.version < written.version:
+                self._wake(known)
         return written
 
     def guard(self, group: str, state: GroupState) -> Check:
@@ -195,10 +221,16 @@ class States:
 
     def _forget(self, known: _Group) -> None:
         with self._lock:
-            known.state = None
             known.changes += 1
-            for waiter in known.waiters:
-                waiter.set()
+            known.written = -1
+            self._wake(known)
+
+    @staticmethod
+    def _wake(known: _Group) -> None:
+        """Lock held: the state has to be read."""
+        known.state = None
+        for waiter in known.waiters:
+            waiter.set()
 
     def _changed(self, path: str) -> None:
         """A watch."""

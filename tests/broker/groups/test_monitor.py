@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.members import STREAM, Member
 from kafkalog.zk.registry import BrokerRecord
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import Create, ZooKeeperSession
 from tests.broker.groups.sides import Side, partitions
 from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
@@ -300,6 +301,48 @@ def test_groups_without_members_are_left_alone(side: Side, clock: ManualClock, m
     look_on(monitor, clock, 12)
     assert side.state().generation == 2
     assert side.state("only-offsets").generation == 0
+
+
+def test_a_look_reads_leases_and_what_has_changed(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each console consumer leaves a group behind."""
+    for number in range(0, 2000, 500):
+        side.session.multi([Create(paths.group(f"old-{each:04}")) for each in range(number, number + 500)])
+    side.new_topic("t", 1)
+    for name in "gh":
+        side.join("a", "t", group=name)
+    monitor.look()
+    monitor.look()
+    read: list[str] = []
+    get_many = side.session.get_many
+
+    def counted(wanted: Sequence[str], *watch: Any) -> Any:
+        read.extend(wanted)
+        return get_many(wanted, *watch)
+
+    monkeypatch.setattr(side.session, "get_many", counted)
+    clock.advance(1)
+    monitor.look()
+    assert read == [paths.group_lease("g", "a"), paths.group_lease("h", "a")]
+    side.states.read("g")
+    side.join("b", "t")
+    read.clear()
+    monitor.look()
+    assert paths.group("g") in read and paths.group("h") not in read
+    look_on(monitor, clock, 10)
+    assert live(side) == live(side, "h") == []
+
+
+def test_a_look_that_takes_long_says_so(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    side.join("a", "t")
+    monitor.look()
+    assert "groups_looked_after_late" not in caplog.text
+    amid(monkeypatch, side.session, "get_many", lambda: clock.advance(3))
+    monitor.look()
+    assert "groups_looked_after_late seconds=3.0" in caplog.text
 
 
 # --- one group's failure
