@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from broker.groups import claims
 from broker.groups.claims import Claimant, seat_of
 from broker.groups.membership import Groups
+from broker.groups.waits import RETRY_AFTER_MS, GroupWaits
 from broker.replica.host import Host
 from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of
 from kafkalog.assignors import ASSIGNORS
@@ -94,10 +95,12 @@ def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
 def await_group(
     request: pb.AwaitGroupRequest,
     groups: Groups,
+    waits: GroupWaits,
     wait: Callable[[threading.Event], bool],
     changed: threading.Event,
 ) -> pb.AwaitGroupReply:
-    """Wait until a group has another generation than a known one, or one of some partitions can be claimed.
+    """Wait until a group has another generation than a known one, or one of some partitions can be claimed; or not at
+    all, if too many wait already.
 
     Args:
         wait: waits for an event; returns False if the caller waits no longer.
@@ -113,13 +116,14 @@ def await_group(
         seat_of(states, state, claimant)
         return state
 
-    with states.waiting(claimant.group, changed):
+    with waits.waiting(claimant, changed) as may_wait, states.waiting(claimant.group, changed):
         while True:
             changed.clear()
             state = states.sure(claimant.group, look)
             is_news = state.generation != request.generation or any(each not in state.owners for each in wanted)
-            if is_news or not wait(changed):
-                return pb.AwaitGroupReply(news=_news(state, claimant.name))
+            if is_news or not may_wait() or not wait(changed):
+                retry_after_ms = 0 if is_news or may_wait() else RETRY_AFTER_MS
+                return pb.AwaitGroupReply(news=_news(state, claimant.name), retry_after_ms=retry_after_ms)
 
 
 def claim_partitions(request: pb.ClaimPartitionsRequest, groups: Groups) -> pb.ClaimPartitionsReply:

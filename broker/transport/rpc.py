@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerSettings
 from broker.groups.membership import Groups
+from broker.groups.waits import GroupWaits
 from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
@@ -113,6 +114,7 @@ class BrokerService:
         self._stopping = threading.Event()
         self._staged_jobs = jobs
         self._groups = group_changes
+        self._group_waits = GroupWaits()
 
     def stop_waiting(self) -> None:
         """Answer all waiting calls, and refuse changes from now on."""
@@ -235,7 +237,7 @@ class BrokerService:
                 changed.wait(max(0.0, deadline - self._clock.monotonic()))
             return is_waiting()
 
-        return members.await_group(request, self._groups, wait, changed)
+        return members.await_group(request, self._groups, self._group_waits, wait, changed)
 
     def ClaimPartitions(self, request: broker_pb2.ClaimPartitionsRequest, context: Any) -> Any:
         return members.claim_partitions(request, self._groups)

@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from broker.groups import waits
+from broker.transport.lanes import LANES
 from kafkalog.errors import (
     AssignorDiffers,
     GroupKindDiffers,
@@ -342,9 +344,9 @@ class Waiting:
             partitions=share("t", *numbers),
             max_wait_ms=int(seconds * 1000),
         )
-        before = len(self._waiters())
+        before = self._waiters()
         self.call = broker.stub.AwaitGroup.future(request, timeout=120)
-        waited_for(lambda: len(self._waiters()) > before or self.call.done())
+        waited_for(lambda: bool(self._waiters() - before) or self.call.done())
 
     def _waiters(self) -> set[threading.Event]:
         return set(self._broker.broker.rpc_service._groups.states._group("g").waiters)
@@ -466,6 +468,40 @@ def test_news_that_come_between_the_look_and_the_wait_are_not_missed(
     monkeypatch.setattr(states, "read", and_then_it_changes)
     request = bpb.AwaitGroupRequest(member=wanted, generation=1, max_wait_ms=1000)
     assert broker.stub.AwaitGroup(request, timeout=30).news.generation == 2
+
+
+def test_a_member_waits_once(broker: RunningBroker) -> None:
+    """Each wait occupies a thread of the broker."""
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    join(broker, "two", "t")
+    older, other = Waiting(broker, "one", 2), Waiting(broker, "two", 2)
+    newer = Waiting(broker, "one", 2)
+    assert older.call.result(30).retry_after_ms == waits.RETRY_AFTER_MS
+    assert not newer.call.done() and not other.call.done()
+    leave(broker, "two")
+    assert newer.news().generation == 3
+    waited_for(lambda: not broker.broker.rpc_service._group_waits._waits)
+
+
+def test_members_for_which_there_is_no_room_to_wait_are_answered_at_once(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LANES["groups"].threads > waits.WAITS_MAX + 8
+    monkeypatch.setattr(waits, "WAITS_MAX", 2)
+    broker.new_topic("t")
+    for name in ("one", "two", "three"):
+        join(broker, name, "t")
+    waiting = [Waiting(broker, name, 3) for name in ("one", "two")]
+    late = Waiting(broker, "three", 3).call.result(30)
+    assert (late.news.generation, late.retry_after_ms) == (3, waits.RETRY_AFTER_MS)
+    known_late = Waiting(broker, "three", 2).call.result(30)
+    assert (known_late.news.generation, known_late.retry_after_ms) == (3, 0)
+    waiting.append(Waiting(broker, "one", 3))  # in the place of its older one
+    waiting.pop(0).news()
+    assert not any(each.call.done() for each in waiting)
+    leave(broker, "three")
+    assert [each.call.result(30).retry_after_ms for each in waiting] == [0, 0]
 
 
 def test_news_come_through_whichever_broker(start_broker: StartBroker) -> None:
