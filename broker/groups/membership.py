@@ -19,7 +19,7 @@ from broker.groups.states import States
 from broker.replica.metadata import Metadata
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.clock import Clock
-from kafkalog.errors import AssignorDiffers, GroupKindDiffers
+from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, registry
@@ -47,6 +47,7 @@ class Groups:
 
         Raises:
             GroupKindDiffers, AssignorDiffers: of its members.
+            GroupTooLarge: its claims would not fit the group's znode.
             GroupBusy: the group changed too often meanwhile.
         """
 
@@ -65,6 +66,7 @@ class Groups:
             if not is_same or (state.kind, state.assignor) != (kind, assignor):
                 after = self._next(group, after, described, wanted, kind, assignor)
             after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
+            members.check_room_for_claims(group, after)
             describe = members.create_member if seat is None else members.describe_member
             return self.states.write(group, state, after, describe(group, member)), epoch
 
@@ -98,8 +100,14 @@ class Groups:
     def _remove(self, group: str, state: GroupState, name: str, lease_version: int) -> None:
         described = self._described(group, state)
         left = {other: each for other, each in described.items() if other != name}
-        after = self._next(group, state, described, left, state.kind, state.assignor)
-        self.states.write(group, state, after, members.delete_member(group, name, lease_version))
+        delete = members.delete_member(group, name, lease_version)
+        try:
+            after = self._next(group, state, described, left, state.kind, state.assignor)
+            self.states.write(group, state, after, delete)
+        except GroupTooLarge:
+            # Its topics have grown. With the partitions that it had, it gets smaller: else nobody could leave it.
+            after = self._next(group, state, described, left, state.kind, state.assignor, there=state.topics)
+            self.states.write(group, state, after, delete)
 
     def refresh(self, group: str) -> None:
         """Make the next generation if the topics that the group reads have other partitions than it has."""
@@ -147,10 +155,12 @@ class Groups:
         kind: str,
         assignor: str,
         *,
+        there: Mapping[str, Topic] | None = None,
         is_sure: bool = False,
     ) -> GroupState:
-        """The generation after a state, with these members instead of those before. Commits the offsets of what is new
-        to the group."""
+        """The generation after a state, with these members instead of those before, of some topics instead of all.
+        Commits the offsets of what is new to the group."""
+        there = self._topics() if there is None else there
         after = replace(state, generation=state.generation + 1, kind=kind, assignor=assignor)
         seats = {name: state.seats.get(name, _NO_SEAT) for name in wanted}
         if kind != members.CONSUMER:
@@ -159,9 +169,9 @@ class Groups:
             return replace(after, seats={})
         # What the members had subscribed to before is looked at first: what is new to them is read from 0.
         readers = before if state.kind == members.CONSUMER else {}
-        known = self._topics_of(state, readers or wanted, is_sure=is_sure)
+        known = self._topics_of(there, state, readers or wanted, is_sure=is_sure)
         self._begin_new(group, state, known, is_running=bool(readers))
-        topics = self._topics_of(replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
+        topics = self._topics_of(there, replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
         assigned = ASSIGNORS[assignor](
             {name: member.reads(topics) for name, member in wanted.items()},
             {name: topic.partitions for name, topic in topics.items()},
@@ -173,11 +183,13 @@ class Groups:
             topics=topics,
         )
 
-    def _topics_of(self, state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool = False) -> dict[str, Topic]:
+    def _topics_of(
+        self, there: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool
+    ) -> dict[str, Topic]:
         """The topics that a group has read or that members read. This broker may know less than the one that made the
         last generation: a topic keeps the partitions that it had, unless it was created again, and it is gone only if
         that is sure."""
-        there = self._topics()
+        there = dict(there)
         for name, known in state.topics.items():
             found = there.get(name)
             if found is None or found.topic_id != known.topic_id or found.partitions < known.partitions:

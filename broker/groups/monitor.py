@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 from broker.groups.membership import Groups
 from broker.replica.metadata import Metadata
 from kafkalog.clock import Clock
-from kafkalog.errors import KafkalogError, UnreadableZnode, ZooKeeperUnreachable
+from kafkalog.errors import GroupTooLarge, KafkalogError, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import members
 from kafkalog.zk.content import read_each
@@ -160,8 +160,12 @@ class Monitor:
                 continue
             with self._alone():
                 described = self._groups.states.described(group, state)
-                if len(described) == len(state.seats):
-                    if self._groups.is_current(state, described):
-                        self._noticed[group] = state, topics
-                    else:
+                if len(described) < len(state.seats):
+                    continue
+                try:
+                    if not self._groups.is_current(state, described):
                         self._groups.refresh(group)
+                        continue
+                except GroupTooLarge as error:
+                    self._failures.add(str(error))  # again when something has changed
+                self._noticed[group] = state, topics

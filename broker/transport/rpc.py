@@ -37,6 +37,7 @@ from kafkalog.errors import (
     AddressInUse,
     BrokerBusy,
     BrokerStopping,
+    GroupTooLarge,
     InternalError,
     InvalidPartitions,
     InvalidRequest,
@@ -80,7 +81,15 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
 _SENTENCE_MAX = 1000
 
-_INVALID = (InvalidTopicName, InvalidPartitions, InvalidRequest, InvalidSetting, TooLargeForZooKeeper, UnknownSetting)
+_INVALID = (
+    GroupTooLarge,
+    InvalidPartitions,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    TooLargeForZooKeeper,
+    UnknownSetting,
+)
 _MISSING = (UnknownGroup, UnknownTopic, UnknownTopicId, UnknownPartition)
 
 

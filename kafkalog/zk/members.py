@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from kafkalog.errors import GroupTooLarge
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
@@ -34,6 +35,9 @@ offsets are written."""
 
 ANY_VERSION = -1
 """Of a znode, to ZooKeeper."""
+
+STATE_BYTES_MAX = 900_000
+"""Of a group's znode. ZooKeeper takes requests of 1 MiB, and that of a join describes the member besides."""
 
 SESSION_TIMEOUT_MS = 10_000
 """Of members that name none."""
@@ -278,9 +282,24 @@ def change(
 
     Raises:
         BadVersion, NoNode, NodeExists: something changed since it was read; nothing was written.
+        GroupTooLarge
     """
-    session.multi([Set(paths.group(group), _state_to_json(after), before.version), *operations])
+    content = _state_to_json(after)
+    _check_size(group, content, STATE_BYTES_MAX)
+    session.multi([Set(paths.group(group), content, before.version), *operations])
     return replace(after, version=before.version + 1)
+
+
+def check_room_for_claims(group: str, state: GroupState) -> None:
+    """Raises GroupTooLarge: the state without its claims takes more than half of what it may take; all shares are still
+    to be claimed."""
+    seats = {name: seat._replace(claims={}) for name, seat in state.seats.items()}
+    _check_size(group, _state_to_json(replace(state, seats=seats)), STATE_BYTES_MAX // 2)
+
+
+def _check_size(group: str, content: bytes, limit: int) -> None:
+    if len(content) > limit:
+        raise GroupTooLarge(group=group, size=len(content), limit=limit)
 
 
 def make_group(session: ZooKeeperSession, group: str) -> None:

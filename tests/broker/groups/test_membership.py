@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker.groups.claims import seat_of
-from kafkalog.errors import AssignorDiffers, GroupBusy, GroupKindDiffers, MemberFenced, UnknownMember
+from kafkalog.errors import AssignorDiffers, GroupBusy, GroupKindDiffers, GroupTooLarge, MemberFenced, UnknownMember
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM, GroupState, Member, Topic
-from kafkalog.zk.session import Operation
+from kafkalog.zk.session import REQUEST_BYTES_MAX, Create, Operation
 from tests.broker.groups.sides import Side, partitions, shares_of
 from tests.threads import join_all
 
@@ -524,3 +524,54 @@ def test_a_member_describes_itself_to_the_group(side: Side) -> None:
     side.join("a", "t", instance_id="static")
     [found] = members.read_members(side.session, "g", ["a"]).values()
     assert found == Member("a", ("t",), host="host of a", instance_id="static", since_ms=found.since_ms)
+
+
+# --- a state that does not fit its znode
+
+
+def test_a_member_whose_claims_would_not_fit_does_not_join(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    side.new_topic("t", 4)
+    side.new_topic("u" * 200, 4)
+    side.join("a", "t")
+    size = len(side.session.get(paths.group("g"))[0])
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 2 * size + 200)
+    with pytest.raises(GroupTooLarge) as raised:
+        side.join("b", "u" * 200)
+    assert raised.value.facts["limit"] == size + 100 < raised.value.facts["size"]
+    assert not raised.value.retriable
+    assert list(side.shares()) == ["a"]
+    side.claimed("a", *partitions("t", 0, 1, 2, 3))
+    side.join("b", "t")
+
+
+@pytest.mark.parametrize("how", ["leave", "lapse"])
+def test_a_member_goes_also_if_its_topics_have_grown_beyond_what_fits(
+    side: Side, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    topic_id = side.new_topic("t", 4)
+    for name in "ab":
+        side.join(name, pattern=".*")
+    for name, share in side.shares().items():
+        side.claimed(name, *share)
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", len(side.session.get(paths.group("g"))[0]) + 100)
+    side.new_topic("u" * 200, 4)
+    with pytest.raises(GroupTooLarge):
+        side.groups.refresh("g")
+    if how == "leave":
+        side.groups.leave("g", "a")
+    else:
+        assert side.groups.lapse("g", "a", 0)
+    assert side.shares() == {"b": partitions("t", 0, 1, 2, 3)}
+    assert side.state().topics == {"t": Topic(topic_id, 4)}
+    monkeypatch.undo()
+    side.groups.refresh("g")
+    assert owned_once(side.state(), ("t", 4), ("u" * 200, 4))
+    assert side.committed() == dict.fromkeys(partitions("u" * 200, 0, 1, 2, 3), 0)
+
+
+def test_the_largest_state_and_the_largest_member_fit_one_request() -> None:
+    text = "x" * 4096
+    member = Member("m" * 249, ("t" * 65_536,), text, text, text, text, text)
+    creates = [each for each in members.create_member("g" * 249, member) if isinstance(each, Create)]
+    size = sum(len(each.value) + len(each.path) for each in creates)
+    assert members.STATE_BYTES_MAX + size + 10_000 < REQUEST_BYTES_MAX

@@ -370,6 +370,29 @@ def test_a_group_that_cannot_be_read_holds_up_no_other(
     assert 1 <= len(warned) <= 2 and path in warned[0].getMessage()
 
 
+def test_a_group_whose_topics_have_grown_beyond_what_fits_is_tried_when_something_has_changed(
+    side: Side,
+    clock: ManualClock,
+    monitor: Monitor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    side.join("a", pattern=".*")
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 1000)
+    side.new_topic("t" * 200, 900)
+    tried: list[str] = []
+    refresh = side.groups.refresh
+    monkeypatch.setattr(side.groups, "refresh", lambda group: [tried.append(group), refresh(group)])
+    side.new_topic("u" * 249, 1)
+    side.new_topic("v" * 249, 1)
+    look_on(monitor, clock, 3)
+    assert tried == ["g"] and caplog.text.count("would take") == 1
+    side.delete_topic("u" * 249)
+    side.delete_topic("v" * 249)
+    look_on(monitor, clock, 3)
+    assert tried == ["g", "g"] and len(side.shares()["a"]) == 900
+
+
 def test_a_group_that_changes_too_often_holds_up_no_other(
     side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
