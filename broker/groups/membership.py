@@ -19,7 +19,7 @@ from broker.groups.states import States
 from broker.replica.metadata import Metadata
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.clock import Clock
-from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge
+from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge, InvalidRequest
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, registry
@@ -27,6 +27,9 @@ from kafkalog.zk.members import GroupState, Member, Seat, Topic
 from kafkalog.zk.session import BadVersion, NoNode
 
 log = get_logger(__name__)
+
+MEMBERS_MAX = 1000
+"""Of a group: each change is written with the shares of all, and each member reads it."""
 
 
 class Groups:
@@ -47,6 +50,7 @@ class Groups:
 
         Raises:
             GroupKindDiffers, AssignorDiffers: of its members.
+            InvalidRequest: it has as many members as it may have.
             GroupTooLarge: its claims would not fit the group's znode.
             GroupBusy: the group changed too often meanwhile.
         """
@@ -56,6 +60,10 @@ class Groups:
                 members.make_group(self._session, group)
             if state.version < 0:
                 raise NoNode  # not any more: it is read again
+            if member.name not in state.seats and len(state.seats) >= MEMBERS_MAX:
+                raise InvalidRequest(
+                    reason=f"group '{group}' has {MEMBERS_MAX} members, which is the most: use several groups"
+                )
             described = self._described(group, state)
             self._check_kind(group, state, described, member, kind, assignor)
             known, seat = described.get(member.name), state.seats.get(member.name)

@@ -22,8 +22,11 @@ from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import NoNode
 
-_TEXT_MAX = 4096  # characters of each text of a member: its znode must stay small
-_TOPICS_MAX = 1000  # of a member: of 249 characters each, a quarter of what a znode may have
+# Characters of a member's texts: its znode must stay small, and so must what the broker keeps of it.
+_TEXT_MAX = 256  # of those for people; a host name of Linux has 64
+_PATTERN_MAX = 4096
+_TOPICS_TEXT_MAX = 65_536  # of all names of topics together
+_TOPICS_MAX = 1000
 _SESSION_TIMEOUT_MS_MAX = 3_600_000
 
 
@@ -41,6 +44,8 @@ def join_group(request: pb.JoinGroupRequest, groups: Groups) -> pb.JoinGroupRepl
         raise InvalidRequest(reason=f"there is no assignor '{request.assignor}', only {', '.join(ASSIGNORS)}")
     if bool(given.pattern) == bool(given.topics):
         raise InvalidRequest(reason="a member subscribes either to topics or to a pattern")
+    if given.instance_id:
+        check_name(given.instance_id, "static member")
     _check_pattern(given.pattern)
     _check_topics(given.topics)
     member = _member(given)._replace(
@@ -54,8 +59,8 @@ def join_group(request: pb.JoinGroupRequest, groups: Groups) -> pb.JoinGroupRepl
 
 
 def _check_pattern(pattern: str) -> None:
-    if len(pattern) > _TEXT_MAX:
-        raise InvalidRequest(reason=f"the pattern is longer than {_TEXT_MAX} characters")
+    if len(pattern) > _PATTERN_MAX:
+        raise InvalidRequest(reason=f"the pattern is longer than {_PATTERN_MAX} characters")
     try:
         matcher(pattern)
     except InvalidArgument as error:
@@ -65,6 +70,11 @@ def _check_pattern(pattern: str) -> None:
 def _check_topics(topics: Sequence[str]) -> None:
     if len(topics) > _TOPICS_MAX:
         raise InvalidRequest(reason=f"a member cannot name more than {_TOPICS_MAX} topics: use a pattern")
+    if (length := sum(map(len, topics))) > _TOPICS_TEXT_MAX:
+        raise InvalidRequest(
+            reason=f"the names of the member's topics have {length} characters together, more than {_TOPICS_TEXT_MAX}: "
+            "use a pattern"
+        )
     for topic in topics:
         check_name(topic, "topic")
 
@@ -222,5 +232,5 @@ def from_wire(shares: Sequence[pb.GroupShare]) -> list[TopicPartition]:
 
 
 def _member(given: pb.GroupMember) -> Member:
-    """Whose a member is, as it says."""
+    """Whose a member is, as it says; cut where that is longer than anybody needs."""
     return Member(given.member, **{name: getattr(given, name)[:_TEXT_MAX] for name in ORIGIN})

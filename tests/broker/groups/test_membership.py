@@ -8,8 +8,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from broker.groups import membership
 from broker.groups.claims import seat_of
-from kafkalog.errors import AssignorDiffers, GroupBusy, GroupKindDiffers, GroupTooLarge, MemberFenced, UnknownMember
+from kafkalog.errors import (
+    AssignorDiffers,
+    GroupBusy,
+    GroupKindDiffers,
+    GroupTooLarge,
+    InvalidRequest,
+    MemberFenced,
+    UnknownMember,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Offset
@@ -118,6 +127,18 @@ def test_a_change_that_is_overtaken_every_time_is_an_error(side: Side, monkeypat
         side.join("b", "t")
     monkeypatch.undo()
     assert list(side.shares()) == ["a"]
+
+
+def test_a_group_has_no_more_members_than_it_may_have(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 2)
+    side.join("a", "t")
+    side.join("b", "t")
+    with pytest.raises(InvalidRequest, match="group 'g' has 2 members, which is the most"):
+        side.join("c", "t")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.join("c", "t")
+    assert list(side.shares()) == ["b", "c"]
 
 
 # --- a member of the name

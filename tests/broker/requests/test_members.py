@@ -101,6 +101,9 @@ def test_who_replaces_a_member_gets_its_share_and_none_of_its_claims(broker: Run
         ({"topics": [], "pattern": "t["}, "'t\\[' is not a regular expression as RE2 knows them .*: missing ]"),
         ({"topics": [], "pattern": "a" * 4097}, "the pattern is longer than 4096 characters"),
         ({"topics": [f"t{number}" for number in range(1001)]}, "more than 1000 topics"),
+        ({"topics": [f"{number:0249}" for number in range(264)]}, "have 65736 characters together, more than 65536"),
+        ({"instance_id": "x" * 250}, "is not a static member name"),
+        ({"instance_id": "a/b"}, "'a/b' is not a static member name"),
         ({"topics": ["a/b"]}, "'a/b' is not a topic name"),
         ({"session_timeout_ms": 0}, "the session timeout must be from 1 to 3600000 ms"),
         ({"session_timeout_ms": 3_600_001}, "the session timeout must be from 1 to 3600000 ms"),
@@ -173,6 +176,14 @@ def test_a_member_that_was_removed_and_is_still_known_to_the_broker_renews_nothi
     monkeypatch.setattr(states, "read", lambda group: known)  # it has not heard of it yet
     request = bpb.RenewMemberRequest(member=removed, session_timeout_ms=45_000)
     assert isinstance(refused(broker.stub.RenewMember, request), UnknownMember)
+
+
+def test_what_a_member_says_of_itself_is_cut(broker: RunningBroker) -> None:
+    """ZooKeeper keeps it in memory, and so does the broker."""
+    told = dict.fromkeys(("host", "process", "client_id", "subscription"), "x" * 100_000)
+    join(broker, "one", "t", **told)
+    found = member_of(broker, "one")
+    assert {getattr(found, name) for name in told} == {"x" * 256}
 
 
 # --- every request of a member
