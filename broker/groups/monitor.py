@@ -95,7 +95,9 @@ class Monitor:
         if began - self._looked_at > _GAP_SECONDS:
             self._seen.clear()
         failures_before, self._failures = self._failures, set()
-        mine = [group for group in group_names(self._session) if self._is_mine(group)]
+        names = group_names(self._session)
+        self._groups.states.keep_only(set(names))
+        mine = [group for group in names if self._is_mine(group)]
         found = self._readable(self._groups.states.read_each(mine))
         states = {group: state for group, state in found.items() if state.seats}
         self._looked_at = began

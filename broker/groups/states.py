@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -27,7 +27,6 @@ _Result = TypeVar("_Result")
 _OVERTAKEN = (BadVersion, NodeExists, NoNode, groups.GuardMoved)
 _ATTEMPTS = 100
 _PAUSE_SECONDS = 0.01
-_RECENT_MAX = 10_000
 CHANGING_MAX = 12
 """Threads of one group: fewer than the lane of such requests has, so that one group does not occupy them all."""
 
@@ -43,11 +42,23 @@ class _Group:
         state: None: it has to be read.
         changes: how many changes were reported; what was read before one is not kept.
         described: the members of the state that was asked for last, by name and epoch.
+        is_there: the group existed when it was read or written last.
         waiters: who wait for another state.
         written: the version that was written here last; no older one is kept.
     """
 
-    __slots__ = ("changes", "changing", "described", "is_proven", "lock", "reading", "state", "waiters", "written")
+    __slots__ = (
+        "changes",
+        "changing",
+        "described",
+        "is_proven",
+        "is_there",
+        "lock",
+        "reading",
+        "state",
+        "waiters",
+        "written",
+    )
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -57,12 +68,18 @@ class _Group:
         self.state: GroupState | None = None
         self.changes = 0
         self.described: Mapping[tuple[str, int], Member] = {}
+        self.is_there = False
         self.waiters: set[threading.Event] = set()
         self.written = -1
 
+    @property
+    def is_used(self) -> bool:
+        """Whether threads depend on it."""
+        return bool(self.waiters or self.changing)
+
 
 class States:
-    """The states of all groups that are asked for. Thread-safe."""
+    """The states of all existing groups that are asked for. Thread-safe."""
 
     def __init__(self, session: ZooKeeperSession) -> None:
         self.session = session
@@ -76,14 +93,17 @@ class States:
         state = known.state
         if state is not None:
             return state
-        with known.reading:
-            state = known.state
-            if state is not None:
-                return state
-            changes = known.changes
-            state = members.read_state(self.session, group, self._changed) or GroupState()
-            self._keep(known, changes, state)
-            return state
+        try:
+            with known.reading:
+                state = known.state
+                if state is not None:
+                    return state
+                changes = known.changes
+                state = members.read_state(self.session, group, self._changed)
+                self._keep(known, changes, state)
+                return state or GroupState()
+        finally:
+            self._drop_unless_needed(group, known)
 
     def read_each(self, wanted: Iterable[str]) -> dict[str, GroupState | UnreadableZnode]:
         """The states of many groups, as `read`. Those that have to be read are requested at once. One that cannot be
@@ -97,19 +117,23 @@ class States:
         for group, each in read.items():
             found[group] = each or GroupState()
             if not isinstance(each, UnreadableZnode):
-                self._keep(listed[group], changes[group], each or GroupState())
+                self._keep(listed[group], changes[group], each)
+        for group, known in listed.items():
+            self._drop_unless_needed(group, known)
         return found
 
-    def _keep(self, known: _Group, changes: int, state: GroupState) -> None:
-        """Keep a state that was read after so many changes, unless it is old by now."""
+    def _keep(self, known: _Group, changes: int, state: GroupState | None) -> None:
+        """Keep a state that was read after so many changes, unless it is old by now; None: the group does not exist."""
         with self._lock:
-            if known.changes == changes and state.version >= known.written:
+            known.is_there = state is not None
+            if state is not None and known.changes == changes and state.version >= known.written:
                 known.state = state
 
     def described(self, group: str, state: GroupState) -> dict[str, Member]:
         """The members of a state, but for those that have gone since. A description changes only with the epoch, so it
         is read once for each. Raises UnreadableZnode."""
-        known = self._group(group)
+        with self._lock:
+            known = self._groups.get(group) or _Group()
         epochs = {name: (name, seat.epoch) for name, seat in state.seats.items()}
         found = {name: known.described.get(key) for name, key in epochs.items()}
         missing = [name for name, member in found.items() if member is None]
@@ -143,16 +167,13 @@ class States:
         Raises:
             GroupBusy: they were all the time, or too many threads change this group.
         """
-        known = self._group(group)
-        with self._lock:
-            if known.changing >= CHANGING_MAX:
-                raise GroupBusy(group=group)
-            known.changing += 1
+        known = self._group(group, is_changing=True)
         try:
             return self._change(group, known, decide)
         finally:
             with self._lock:
                 known.changing -= 1
+            self._drop_unless_needed(group, known)
 
     def _change(self, group: str, known: _Group, decide: Callable[[GroupState], _Result]) -> _Result:
         for attempt in range(_ATTEMPTS):
@@ -182,7 +203,7 @@ class States:
         try:
             members.prove(self.session, group, state)
         except _OVERTAKEN:
-            self._forget(self._group(group))
+            self._forget_group(group)
             return False
         return True
 
@@ -195,7 +216,7 @@ class States:
         known.is_proven = True
         # ZooKeeper reports it too, before or after the answer: if before, it has perhaps been read again already.
         with self._lock:
-            known.written = written.version
+            known.is_there, known.written = True, written.version
             if known.state is None or known.state.version < written.version:
                 self._wake(known)
         return written
@@ -205,19 +226,41 @@ class States:
         self._group(group).is_proven = True
         return members.guard(group, state)
 
-    def _group(self, group: str, waiter: threading.Event | None = None) -> _Group:
-        """What is known of a group, with a waiter more if one is given."""
+    def _group(self, group: str, *, waiter: threading.Event | None = None, is_changing: bool = False) -> _Group:
+        """What is known of a group, with a waiter more if one is given, or a thread more that changes it. Raises
+        GroupBusy: too many do."""
         with self._lock:
             known = self._groups.get(group)
             if known is None:
-                if len(self._groups) > _RECENT_MAX:
-                    self._groups = {name: each for name, each in self._groups.items() if each.waiters}
                 known = self._groups[group] = _Group()
             if waiter is not None:
                 known.waiters.add(waiter)
+            if is_changing:
+                if known.changing >= CHANGING_MAX:
+                    raise GroupBusy(group=group)
+                known.changing += 1
             return known
 
+    def _drop_unless_needed(self, group: str, known: _Group) -> None:
+        """Forget a group that does not exist: a request may name any."""
+        with self._lock:
+            if not (known.is_there or known.is_used) and self._groups.get(group) is known:
+                del self._groups[group]
+
+    def keep_only(self, groups: Container[str]) -> None:
+        """Forget all but these, which exist."""
+        with self._lock:
+            gone = [group for group, known in self._groups.items() if group not in groups and not known.is_used]
+            for group in gone:
+                del self._groups[group]
+
     # --- news
+
+    def _forget_group(self, group: str) -> None:
+        with self._lock:
+            known = self._groups.get(group)
+        if known is not None:
+            self._forget(known)
 
     def _forget(self, known: _Group) -> None:
         with self._lock:
@@ -234,10 +277,7 @@ class States:
 
     def _changed(self, path: str) -> None:
         """A watch."""
-        with self._lock:
-            known = self._groups.get(path[len(paths.CONSUMERS) + 1 :])
-        if known is not None:
-            self._forget(known)
+        self._forget_group(path[len(paths.CONSUMERS) + 1 :])
 
     def _reconnected(self, connected: bool, session_is_new: bool) -> None:
         """Watches are lost with the connection, so everything is read again."""
@@ -254,9 +294,10 @@ class States:
     @contextmanager
     def waiting(self, group: str, waiter: threading.Event) -> Iterator[None]:
         """During the `with` block, an event is set when the group may have another state than was read."""
-        known = self._group(group, waiter)
+        known = self._group(group, waiter=waiter)
         try:
             yield
         finally:
             with self._lock:
                 known.waiters.discard(waiter)
+            self._drop_unless_needed(group, known)

@@ -220,17 +220,16 @@ def _parse_member(name: str, path: str, content: bytes, since_ms: int) -> Member
 
 
 def read_state(session: ZooKeeperSession, group: str, watch: Watch | None = None) -> GroupState | None:
-    """A group's state; None if the group does not exist. `watch` is called also when it is made. Raises
-    UnreadableZnode."""
+    """A group's state; None if the group does not exist, which is not watched. Raises UnreadableZnode."""
     return read_states(session, [group], watch)[0]
 
 
 def read_states(
     session: ZooKeeperSession, groups: Sequence[str], watch: Watch | None = None
 ) -> list[GroupState | None]:
-    """The states of many groups. Raises UnreadableZnode."""
+    """The states of many groups, as `read_state`. Raises UnreadableZnode."""
     wanted = [paths.group(group) for group in groups]
-    found = session.get_many(wanted, watch)
+    found = session.get_many(wanted, watch, watch_missing=False)
     return [
         None if each is None else _parse_state(path, each[0], each[1].version, each[1].czxid)
         for path, each in zip(wanted, found, strict=True)

@@ -317,9 +317,9 @@ def test_a_look_reads_leases_and_what_has_changed(
     read: list[str] = []
     get_many = side.session.get_many
 
-    def counted(wanted: Sequence[str], *watch: Any) -> Any:
+    def counted(wanted: Sequence[str], *watch: Any, **how: Any) -> Any:
         read.extend(wanted)
-        return get_many(wanted, *watch)
+        return get_many(wanted, *watch, **how)
 
     monkeypatch.setattr(side.session, "get_many", counted)
     clock.advance(1)
@@ -332,6 +332,19 @@ def test_a_look_reads_leases_and_what_has_changed(
     assert paths.group("g") in read and paths.group("h") not in read
     look_on(monitor, clock, 10)
     assert live(side) == live(side, "h") == []
+
+
+def test_a_deleted_group_is_forgotten(new_side: Callable[[], Side], clock: ManualClock) -> None:
+    side, other = new_side(), new_side()
+    monitor = monitor_of(side, clock)
+    for name in "gh":
+        other.join("a", "t", group=name)
+    monitor.look()
+    assert side.states._groups.keys() == {"g", "h"}
+    other.groups.leave("h", "a")
+    groups.delete(other.session, "h")
+    monitor.look()
+    assert side.states._groups.keys() == {"g"}
 
 
 def test_a_look_that_takes_long_says_so(

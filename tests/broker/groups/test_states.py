@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from broker.groups import states as module
+from broker.groups.claims import Claimant, seat_of
 from broker.groups.states import States
 from broker.transport.lanes import LANES
 from kafkalog.errors import GroupBusy, UnknownMember, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.members import GroupState, Member
-from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+from kafkalog.zk.session import BadVersion, Create, NodeExists, NoNode, ZooKeeperSession
 from tests.broker.groups.sides import Side
 from tests.proxy import StallingProxy
 from tests.threads import join_all
@@ -30,9 +32,9 @@ class Reads:
         self.count = 0
         get_many = session.get_many
 
-        def counted(wanted: Sequence[str], *watch: Any) -> Any:
+        def counted(wanted: Sequence[str], *watch: Any, **how: Any) -> Any:
             self.count += wanted[0] == paths.group("g")
-            return get_many(wanted, *watch)
+            return get_many(wanted, *watch, **how)
 
         monkeypatch.setattr(session, "get_many", counted)
 
@@ -344,6 +346,7 @@ def test_a_member_is_read_once_in_each_epoch(new_side: Callable[[], Side], monke
 
     other.join("a", "t")
     other.join("b", "t")
+    side.states.read("g")
     assert described() == described() == {"a": "t", "b": "t"}
     other.join("a", "u")
     assert described() == {"a": "u", "b": "t"}
@@ -370,6 +373,8 @@ def test_a_state_that_cannot_be_read_is_an_error_each_time_and_no_longer_than_it
 def test_those_who_wait_for_a_group_are_woken_by_its_changes_only(new_side: Callable[[], Side]) -> None:
     side, other = new_side(), new_side()
     one, two, elsewhere = threading.Event(), threading.Event(), threading.Event()
+    for group in ("g", "h"):
+        members.make_group(side.session, group)
     with side.states.waiting("g", one), side.states.waiting("g", two), side.states.waiting("h", elsewhere):
         for group in ("g", "h"):
             side.states.read(group)
@@ -414,15 +419,47 @@ def test_a_reconnect_wakes_everybody_and_everything_is_read_again(
         assert list(states.read("g").seats) == ["a", "b"]
 
 
-def test_groups_that_nobody_waits_for_are_forgotten_when_there_are_too_many(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_RECENT_MAX", 5)
+def test_a_group_that_does_not_exist_is_neither_remembered_nor_watched(side: Side) -> None:
+    """A request may name any."""
+    client: Any = side.session._client
     waiter = threading.Event()
-    with side.states.waiting("g", waiter):
-        side.states.read("g")
-        for number in range(20):
-            side.states.read(f"group-{number}")
-        assert len(side.states._groups) <= 7
-        side.join("a", "t")
+    for number in range(20):
+        group = f"no-{number}"
+        assert side.states.read(group) == GroupState()
+        side.states.change(group, lambda state: state)
+        assert side.states.read_each([group, "none"]) == {group: GroupState(), "none": GroupState()}
+        with side.states.waiting(group, waiter):
+            side.states.read(group)
+            assert group in side.states._groups
+        with pytest.raises(UnknownMember):
+            side.states.sure(group, partial(seat_of, side.states, claimant=Claimant(group, "a", 1)))
+    side.session.create(paths.group("bad"), b"{")
+    with pytest.raises(UnreadableZnode):
+        side.states.read("bad")
+    assert side.states._groups == {}
+    assert [path for path, watches in client._data_watchers.items() if "/no-" in path and watches] == []
+    side.join("a", "t")
+    assert side.states._groups.keys() == {"g"}
+
+
+def test_a_group_that_is_deleted_is_forgotten_when_that_is_noticed(side: Side) -> None:
+    waiter = threading.Event()
+    for group in ("g", "h", "i"):
+        side.join("a", "t", group=group)
+    with side.states.waiting("h", waiter):
+        side.states.keep_only({"g"})
+        assert side.states._groups.keys() == {"g", "h"}
+        waiter.clear()
+        side.states.read("h")
+        side.join("b", "t", group="h")
         assert waiter.is_set()
+    assert list(side.states.read("i").seats) == ["a"]
+
+
+def test_states_of_all_groups_are_remembered(side: Side) -> None:
+    names = [f"old-{number:05}" for number in range(10_500)]
+    for start in range(0, len(names), 500):
+        side.session.multi([Create(paths.group(name)) for name in names[start : start + 500]])
+    read = side.states.read_each(names)
+    again = side.states.read_each(names)
+    assert all(again[name] is read[name] for name in names)
