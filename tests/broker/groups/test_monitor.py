@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from broker.groups.monitor import Monitor
+from broker.groups.monitor import Monitor, broker_of
 from kafkalog.clock import ManualClock
 from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths, registry
@@ -224,6 +225,12 @@ def test_each_group_is_looked_after_by_one_of_the_live_brokers(
     by_two = looked_after([0, 1])
     assert by_two.keys() == set(names)
     assert {name for name in names if by_all[name] != by_two[name]} == {name for name in names if by_all[name] == 2}
+
+
+@pytest.mark.parametrize("brokers", [[0, 1], [1, 2, 3], list(range(8)), [7, 1000]])
+def test_brokers_look_after_about_as_many_groups(brokers: list[int]) -> None:
+    counts = Counter(broker_of(f"group-{number:05}", brokers) for number in range(10_000))
+    assert all(0.85 < counts[each] * len(brokers) / 10_000 < 1.15 for each in brokers)
 
 
 # --- partitions
