@@ -142,9 +142,13 @@ class States:
         known.described = {epochs[name]: member for name, member in described.items()}
         return described
 
-    def sure(self, group: str, look: Callable[[GroupState], _Result]) -> _Result:
+    def sure(self, group: str, look: Callable[[GroupState], _Result], number: int) -> _Result:
         """The result of `look`, called with a group's state, perhaps a moment old. If it raises an error, the state was
-        the group's present one.
+        the group's present one, or had at least this number.
+
+        Args:
+            number: the epoch of a member that is looked for. Numbers rise, and no epoch comes back: a state with this
+                number, and without the member, is one after it has gone.
 
         Raises:
             GroupBusy: others changed the group all the time.
@@ -156,7 +160,7 @@ class States:
             except ZooKeeperUnreachable:
                 raise
             except KafkalogError:
-                if self._is_current(group, state):
+                if state.number >= number or self._is_current(group, state):
                     raise
         raise GroupBusy(group=group)
 

@@ -95,7 +95,7 @@ def renew_member(request: pb.RenewMemberRequest, groups: Groups) -> pb.RenewMemb
 def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
     """Raises UnknownMember, MemberFenced."""
     states = groups.states
-    states.sure(claimant.group, lambda state: seat_of(states, state, claimant))
+    states.sure(claimant.group, lambda state: seat_of(states, state, claimant), claimant.epoch)
     try:
         members.renew(states.session, claimant.group, claimant.name, session_timeout_ms)
     except NoNode:
@@ -129,7 +129,7 @@ def await_group(
     with waits.waiting(claimant, changed) as may_wait, states.waiting(claimant.group, changed):
         while True:
             changed.clear()
-            state = states.sure(claimant.group, look)
+            state = states.sure(claimant.group, look, claimant.epoch)
             is_news = state.generation != request.generation or any(each not in state.owners for each in wanted)
             if is_news or not may_wait() or not wait(changed):
                 retry_after_ms = 0 if is_news or may_wait() else RETRY_AFTER_MS

@@ -136,6 +136,25 @@ def test_a_change_that_others_overtook_is_decided_again_from_what_is_there(
     assert seen == [0, 1, 2]
 
 
+NEVER = 1 << 62
+"""A number that no group has given."""
+
+
+def asked(states: States, way: str, look: Callable[[GroupState], GroupState | None]) -> GroupState | None:
+    return states.change("g", look) if way == "change" else states.sure("g", look, NEVER)
+
+
+def test_a_member_that_has_gone_is_refused_without_another_request(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epoch does not come back, whatever this broker does not know yet."""
+    _, gone = side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.states.read("g")
+    for call in ("multi", "get_many", "exists"):
+        monkeypatch.setattr(side.session, call, None)
+    with pytest.raises(UnknownMember):
+        side.states.sure("g", partial(seat_of, side.states, claimant=Claimant("g", "a", gone)), gone)
+
+
 @pytest.mark.parametrize("way", ["change", "sure"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_refusal_is_one_of_the_groups_present_state(
@@ -154,11 +173,12 @@ def test_a_refusal_is_one_of_the_groups_present_state(
             raise UnknownMember(group="g", member="b")
         return state
 
-    assert "b" in getattr(side.states, way)("g", look).seats
+    found = asked(side.states, way, look)
+    assert found is not None and "b" in found.seats
     other.groups.leave("g", "b")
     side.states.wake_all()
     with pytest.raises(UnknownMember):
-        getattr(side.states, way)("g", look)
+        asked(side.states, way, look)
 
 
 def test_an_answer_for_which_nothing_was_written_is_one_of_the_groups_present_state(
@@ -187,7 +207,7 @@ def test_a_broker_that_is_cut_off_refuses_nothing_for_good(
         raise UnknownMember(group="g", member="b")
 
     with pytest.raises(ZooKeeperUnreachable) as raised:
-        getattr(states, way)("g", refuse)
+        asked(states, way, refuse)
     assert raised.value.retriable
     proxy.resume()
 
@@ -204,7 +224,7 @@ def test_a_refusal_of_a_group_that_changes_all_the_time_says_so(
         raise UnknownMember(group="g", member="b")
 
     with pytest.raises(GroupBusy):
-        side.states.sure("g", refuse)
+        side.states.sure("g", refuse, NEVER)
 
 
 def test_a_failure_of_a_change_is_raised_at_once_and_ends_no_other(side: Side) -> None:
@@ -307,7 +327,9 @@ def test_who_only_reads_waits_for_no_change(side: Side, changing: Callable[[str]
     changing("g")
     side.states.wake_all()
     read: list[GroupState] = []
-    reader = threading.Thread(target=lambda: read.append(side.states.sure("g", lambda state: state)), daemon=True)
+    reader = threading.Thread(
+        target=lambda: read.append(side.states.sure("g", lambda state: state, NEVER)), daemon=True
+    )
     reader.start()
     join_all([reader], 30)
     assert list(read[0].seats) == ["a"]
@@ -432,7 +454,7 @@ def test_a_group_that_does_not_exist_is_neither_remembered_nor_watched(side: Sid
             side.states.read(group)
             assert group in side.states._groups
         with pytest.raises(UnknownMember):
-            side.states.sure(group, partial(seat_of, side.states, claimant=Claimant(group, "a", 1)))
+            side.states.sure(group, partial(seat_of, side.states, claimant=Claimant(group, "a", 1)), 1)
     side.session.create(paths.group("bad"), b"{")
     with pytest.raises(UnreadableZnode):
         side.states.read("bad")

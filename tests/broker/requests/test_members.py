@@ -233,7 +233,7 @@ def test_a_member_of_which_the_broker_does_not_know_yet_is_not_refused(broker: R
     states = broker.broker.rpc_service._groups.states
     for method, request in requests_of(me(broker, "one")):
         states.read("g")
-        states._groups["g"].state = replace(states.read("g"), version=0, generation=0, seats={})
+        states._groups["g"].state = replace(states.read("g"), version=0, generation=0, number=0, seats={})
         if method == "AwaitGroup":
             request.generation = 0
         getattr(broker.stub, method)(request, timeout=30)
