@@ -114,20 +114,36 @@ def _path_to_less(shares: Mapping[str, _Share], by_topic: Mapping[str, list[str]
     """A way (giver, topic, taker) ... on which each giver hands one partition to its taker: from the member with the
     most to the one with the fewest that it can reach, which has at least two fewer. Empty if no member has such a way:
     then no other assignment is more even."""
+    fewest = min(map(len, shares.values()), default=0)
     for member in sorted(shares, key=lambda each: -len(shares[each])):
-        came: dict[str, tuple[str, str]] = {}
-        waiting = deque([member])
-        while waiting:
-            giver = waiting.popleft()
-            for topic in shares[giver].topics():
-                for taker in by_topic[topic]:
-                    if taker != member and taker not in came:
-                        came[taker] = giver, topic
-                        waiting.append(taker)
+        if len(shares[member]) - fewest < 2:
+            break
+        came = _reached(member, shares, by_topic, fewest)
         least = min(came, key=lambda each: len(shares[each]), default=member)
         if len(shares[least]) <= len(shares[member]) - 2:
             return _way_back(least, member, came)
     return []
+
+
+def _reached(
+    member: str, shares: Mapping[str, _Share], by_topic: Mapping[str, list[str]], fewest: int
+) -> dict[str, tuple[str, str]]:
+    """How members are reached from a member, breadth first: (giver, topic) by taker, up to one that has the fewest."""
+    came: dict[str, tuple[str, str]] = {}
+    waiting, handed = deque([member]), set[str]()
+    while waiting:
+        giver = waiting.popleft()
+        for topic in shares[giver].topics():
+            if topic in handed:
+                continue
+            handed.add(topic)  # another giver of it reaches nobody else
+            for taker in by_topic[topic]:
+                if taker != member and taker not in came:
+                    came[taker] = giver, topic
+                    if len(shares[taker]) == fewest:
+                        return came
+                    waiting.append(taker)
+    return came
 
 
 def _way_back(taker: str, member: str, came: Mapping[str, tuple[str, str]]) -> list[tuple[str, str, str]]:
@@ -143,8 +159,9 @@ def _members_by_topic(
     subscriptions: Mapping[str, Collection[str]], partitions: Mapping[str, int]
 ) -> dict[str, list[str]]:
     """The members of each topic that exists and that any subscribes to; both sorted."""
-    return {
-        topic: members
-        for topic in sorted(partitions)
-        if (members := sorted(member for member, topics in subscriptions.items() if topic in topics))
-    }
+    members: dict[str, list[str]] = {}
+    for member, topics in sorted(subscriptions.items()):
+        for topic in topics:
+            if topic in partitions:
+                members.setdefault(topic, []).append(member)
+    return dict(sorted(members.items()))

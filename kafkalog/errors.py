@@ -239,6 +239,16 @@ class AssignorDiffers(KafkalogError):
     )
 
 
+class GroupTooLarge(KafkalogError):
+    """A group's state, which is one znode, would not fit it. Nothing was written."""
+
+    code = 196
+    message = (
+        "the members and partitions of group '{group}' would take {size} bytes in ZooKeeper, at most {limit} are "
+        "possible: let its members subscribe to fewer partitions, or use several groups"
+    )
+
+
 class UnknownMember(KafkalogError):
     """The member's lease ended, or it was never there. It owns nothing and has to join again."""
 

@@ -186,4 +186,4 @@ def _commit(
 ) -> None:
     """Raises GuardMoved: the group has another state by now."""
     if offsets:
-        groups.commit_offsets(states.session, group, offsets, now_us, [members.guard(group, state)])
+        groups.commit_offsets(states.session, group, offsets, now_us, [states.guard(group, state)])

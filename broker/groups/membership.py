@@ -6,7 +6,8 @@ asked for what it knows of a group: it may be any.
 
 A topic of which a generation saw n partitions, and which now has more, is read from 0 in the others, whatever
 `auto.offset.reset` says, and so is a topic that is new to a pattern: what came between its creation and its discovery
-would be lost. Their offsets are committed as 0 before the generation that has them.
+would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind what it has
+read, also while no member reads it: the only reader of a topic may be away for a moment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from broker.groups.states import States
 from broker.replica.metadata import Metadata
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.clock import Clock
-from kafkalog.errors import AssignorDiffers, GroupKindDiffers
+from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge, InvalidRequest
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, registry
@@ -26,6 +27,9 @@ from kafkalog.zk.members import GroupState, Member, Seat, Topic
 from kafkalog.zk.session import BadVersion, NoNode
 
 log = get_logger(__name__)
+
+MEMBERS_MAX = 1000
+"""Of a group: each change is written with the shares of all, and each member reads it."""
 
 
 class Groups:
@@ -46,6 +50,8 @@ class Groups:
 
         Raises:
             GroupKindDiffers, AssignorDiffers: of its members.
+            InvalidRequest: it has as many members as it may have.
+            GroupTooLarge: its claims would not fit the group's znode.
             GroupBusy: the group changed too often meanwhile.
         """
 
@@ -54,6 +60,10 @@ class Groups:
                 members.make_group(self._session, group)
             if state.version < 0:
                 raise NoNode  # not any more: it is read again
+            if member.name not in state.seats and len(state.seats) >= MEMBERS_MAX:
+                raise InvalidRequest(
+                    reason=f"group '{group}' has {MEMBERS_MAX} members, which is the most: use several groups"
+                )
             described = self._described(group, state)
             self._check_kind(group, state, described, member, kind, assignor)
             known, seat = described.get(member.name), state.seats.get(member.name)
@@ -64,6 +74,7 @@ class Groups:
             if not is_same or (state.kind, state.assignor) != (kind, assignor):
                 after = self._next(group, after, described, wanted, kind, assignor)
             after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
+            members.check_room_for_claims(group, after)
             describe = members.create_member if seat is None else members.describe_member
             return self.states.write(group, state, after, describe(group, member)), epoch
 
@@ -97,8 +108,14 @@ class Groups:
     def _remove(self, group: str, state: GroupState, name: str, lease_version: int) -> None:
         described = self._described(group, state)
         left = {other: each for other, each in described.items() if other != name}
-        after = self._next(group, state, described, left, state.kind, state.assignor)
-        self.states.write(group, state, after, members.delete_member(group, name, lease_version))
+        delete = members.delete_member(group, name, lease_version)
+        try:
+            after = self._next(group, state, described, left, state.kind, state.assignor)
+            self.states.write(group, state, after, delete)
+        except GroupTooLarge:
+            # Its topics have grown. With the partitions that it had, it gets smaller: else nobody could leave it.
+            after = self._next(group, state, described, left, state.kind, state.assignor, there=state.topics)
+            self.states.write(group, state, after, delete)
 
     def refresh(self, group: str) -> None:
         """Make the next generation if the topics that the group reads have other partitions than it has."""
@@ -114,13 +131,13 @@ class Groups:
     def is_current(self, state: GroupState, described: Mapping[str, Member]) -> bool:
         """Whether the topics that a group reads have the partitions that it has, as far as this broker knows. It may
         know less than the broker that made the generation, so only `refresh` is sure."""
-        return _read_by(self._topics(), described) == state.topics
+        return _of_group(self._topics(), state, described) == state.topics
 
     # --- one change
 
     def _described(self, group: str, state: GroupState) -> dict[str, Member]:
         """The members of a state. Raises BadVersion: the group has another state by now."""
-        found = members.read_members(self._session, group, state.seats)
+        found = self.states.described(group, state)
         if len(found) != len(state.seats):
             raise BadVersion
         return found
@@ -146,21 +163,23 @@ class Groups:
         kind: str,
         assignor: str,
         *,
+        there: Mapping[str, Topic] | None = None,
         is_sure: bool = False,
     ) -> GroupState:
-        """The generation after a state, with these members instead of those before. Commits the offsets of what is new
-        to the group."""
+        """The generation after a state, with these members instead of those before, of some topics instead of all.
+        Commits the offsets of what is new to the group."""
+        there = self._topics() if there is None else there
         after = replace(state, generation=state.generation + 1, kind=kind, assignor=assignor)
         seats = {name: state.seats.get(name, _NO_SEAT) for name in wanted}
         if kind != members.CONSUMER:
-            return replace(after, seats={name: Seat(seat.epoch) for name, seat in seats.items()}, topics={})
+            return replace(after, seats={name: Seat(seat.epoch) for name, seat in seats.items()})
         if not wanted:
             return replace(after, seats={})
         # What the members had subscribed to before is looked at first: what is new to them is read from 0.
         readers = before if state.kind == members.CONSUMER else {}
-        known = self._topics_of(state, readers or wanted, is_sure=is_sure)
+        known = self._topics_of(there, state, readers or wanted, is_sure=is_sure)
         self._begin_new(group, state, known, is_running=bool(readers))
-        topics = self._topics_of(replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
+        topics = self._topics_of(there, replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
         assigned = ASSIGNORS[assignor](
             {name: member.reads(topics) for name, member in wanted.items()},
             {name: topic.partitions for name, topic in topics.items()},
@@ -172,10 +191,13 @@ class Groups:
             topics=topics,
         )
 
-    def _topics_of(self, state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool = False) -> dict[str, Topic]:
-        """The topics that members read. This broker may know less than the one that made the last generation: a topic
-        keeps the partitions that it had, unless it was created again, and it is gone only if that is sure."""
-        there = self._topics()
+    def _topics_of(
+        self, there: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool
+    ) -> dict[str, Topic]:
+        """The topics that a group has read or that members read. This broker may know less than the one that made the
+        last generation: a topic keeps the partitions that it had, unless it was created again, and it is gone only if
+        that is sure."""
+        there = dict(there)
         for name, known in state.topics.items():
             found = there.get(name)
             if found is None or found.topic_id != known.topic_id or found.partitions < known.partitions:
@@ -184,7 +206,7 @@ class Groups:
                     there[name] = now
                 else:
                     there.pop(name, None)
-        return _read_by(there, wanted)
+        return _of_group(there, state, wanted)
 
     def _topics(self) -> dict[str, Topic]:
         """All topics that this broker knows."""
@@ -212,7 +234,7 @@ class Groups:
 _NO_SEAT = Seat(0)
 
 
-def _read_by(topics: Mapping[str, Topic], wanted: Mapping[str, Member]) -> dict[str, Topic]:
-    """Those of some topics that members subscribe to, by name."""
-    read = {name for member in wanted.values() for name in member.reads(topics)}
-    return {name: topics[name] for name in sorted(read)}
+def _of_group(topics: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member]) -> dict[str, Topic]:
+    """Those of some topics that a group has read, or to which members subscribe, by name."""
+    names = {name for member in wanted.values() for name in member.reads(topics)}
+    return {name: topics[name] for name in sorted(names | (state.topics.keys() & topics.keys()))}

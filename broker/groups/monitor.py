@@ -9,26 +9,28 @@ ZooKeeper's stamps are not used: they come from the clock of its leader, and a j
 everybody. A time in which this broker could not look (ZooKeeper was away, or the broker stood still) does not count,
 because members could not renew their leases then either, or their renewals were not seen.
 
-A group of which something cannot be read, or that changes all the time, holds up no other.
+A group of which something cannot be read, or that changes all the time, holds up no other. A look reads what changed
+since the last one, and the leases of members: groups that nobody uses any more may be many.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 from broker.groups.membership import Groups
 from broker.replica.metadata import Metadata
 from kafkalog.clock import Clock
-from kafkalog.errors import KafkalogError, UnreadableZnode, ZooKeeperUnreachable
+from kafkalog.errors import GroupTooLarge, KafkalogError, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import members
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import group_names
-from kafkalog.zk.members import CONSUMER, GroupState, Member
+from kafkalog.zk.members import CONSUMER, GroupState
+from kafkalog.zk.registry import TopicRecord
 
 log = get_logger(__name__)
 
@@ -38,6 +40,12 @@ _Value = TypeVar("_Value")
 LOOK_SECONDS = 0.5
 _GAP_SECONDS = 2.0
 """Looks further apart than this do not count as one."""
+
+
+def broker_of(group: str, brokers: Iterable[int]) -> int:
+    """The broker that looks after a group. Rendezvous hashing: of all live brokers the one whose id gives the highest
+    hash with the group's name. By a checksum in place of the hash, one of three looked after half of the groups."""
+    return max(brokers, key=lambda each: blake2b(f"{each} {group}".encode(), digest_size=8).digest())
 
 
 class _Seen(NamedTuple):
@@ -59,7 +67,7 @@ class Monitor:
         self._stopping = threading.Event()
         self._looked_at = -_GAP_SECONDS
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._members: dict[str, tuple[int, dict[str, Member]]] = {}  # by group: the state's version, and its members
+        self._noticed: dict[str, tuple[GroupState, Mapping[str, TopicRecord]]] = {}  # by group: what was compared last
         self._failures: set[str] = set()  # of the last look, which are not logged again
         self._thread = threading.Thread(target=self._run, name="group-monitor", daemon=True)
 
@@ -93,19 +101,20 @@ class Monitor:
         if began - self._looked_at > _GAP_SECONDS:
             self._seen.clear()
         failures_before, self._failures = self._failures, set()
-        mine = [group for group in group_names(self._session) if self._is_mine(group)]
-        found = self._readable(read_each(lambda some: members.read_states(self._session, some), mine))
-        states = {group: state for group, state in found.items() if state is not None and state.seats}
+        names = group_names(self._session)
+        self._groups.states.keep_only(set(names))
+        brokers = self._metadata.brokers.keys() or {self._broker_id}
+        mine = [group for group in names if broker_of(group, brokers) == self._broker_id]
+        found = self._readable(self._groups.states.read_each(mine))
+        states = {group: state for group, state in found.items() if state.seats}
         self._looked_at = began
         self._end_leases(states)
-        for group in self._members.keys() - states.keys():
-            del self._members[group]
-        for group, state in states.items():
-            if state.kind == CONSUMER:
-                with self._alone():
-                    self._notice_partitions(group, state)
+        self._notice_partitions({group: state for group, state in states.items() if state.kind == CONSUMER})
         for failure in sorted(self._failures - failures_before):
             log.warning("group_not_looked_after", reason=failure)
+        seconds = self._clock.monotonic() - began
+        if seconds > _GAP_SECONDS:
+            log.warning("groups_looked_after_late", seconds=round(seconds, 1), groups=len(mine))
 
     def _readable(self, found: Mapping[_Key, _Value | UnreadableZnode]) -> dict[_Key, _Value]:
         readable = {}
@@ -126,11 +135,6 @@ class Monitor:
         except KafkalogError as error:
             self._failures.add(str(error))
 
-    def _is_mine(self, group: str) -> bool:
-        """Rendezvous hashing: of all live brokers the one whose id gives the highest hash with the group's name."""
-        brokers = self._metadata.brokers.keys() or {self._broker_id}
-        return self._broker_id == max(brokers, key=lambda each: (zlib.crc32(f"{each} {group}".encode()), each))
-
     def _end_leases(self, states: dict[str, GroupState]) -> None:
         names = [(group, name) for group, state in states.items() for name in state.seats]
         leases = self._readable(read_each(lambda some: members.read_leases(self._session, some), names))
@@ -150,10 +154,22 @@ class Monitor:
                 with self._alone():
                     self._groups.lapse(group, name, lease.version)
 
-    def _notice_partitions(self, group: str, state: GroupState) -> None:
-        known = self._members.get(group)
-        if known is None or known[0] != state.version:
-            known = self._members[group] = state.version, members.read_members(self._session, group, state.seats)
-        described = known[1]
-        if len(described) == len(state.seats) and not self._groups.is_current(state, described):
-            self._groups.refresh(group)
+    def _notice_partitions(self, states: Mapping[str, GroupState]) -> None:
+        topics = self._metadata.topics
+        noticed_before, self._noticed = self._noticed, {}
+        for group, state in states.items():
+            before = noticed_before.get(group)
+            if before is not None and before[0] is state and before[1] is topics:
+                self._noticed[group] = before
+                continue
+            with self._alone():
+                described = self._groups.states.described(group, state)
+                if len(described) < len(state.seats):
+                    continue
+                try:
+                    if not self._groups.is_current(state, described):
+                        self._groups.refresh(group)
+                        continue
+                except GroupTooLarge as error:
+                    self._failures.add(str(error))  # again when something has changed
+                self._noticed[group] = state, topics

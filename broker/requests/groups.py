@@ -95,7 +95,7 @@ def describe_group(request: pb.DescribeGroupRequest, host: Host, states: States)
     _check_known(group, host)
     state = states.read(group)
     reply = pb.GroupDescription(generation=state.generation, kind=state.kind, assignor=state.assignor)
-    described = members.read_members(session, group, state.seats)
+    described = states.described(group, state)
     leases = members.read_leases(session, [(group, name) for name in described])
     now_ms = members.now_ms(session) if described else 0
     for member, lease in zip(described.values(), leases, strict=True):

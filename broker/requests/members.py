@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from broker.groups import claims
 from broker.groups.claims import Claimant, seat_of
 from broker.groups.membership import Groups
+from broker.groups.waits import RETRY_AFTER_MS, GroupWaits
 from broker.replica.host import Host
 from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of
 from kafkalog.assignors import ASSIGNORS
@@ -21,8 +22,11 @@ from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import NoNode
 
-_TEXT_MAX = 4096  # characters of each text of a member: its znode must stay small
-_TOPICS_MAX = 1000  # of a member: of 249 characters each, a quarter of what a znode may have
+# Characters of a member's texts: its znode must stay small, and so must what the broker keeps of it.
+_TEXT_MAX = 256  # of those for people; a host name of Linux has 64
+_PATTERN_MAX = 4096
+_TOPICS_TEXT_MAX = 65_536  # of all names of topics together
+_TOPICS_MAX = 1000
 _SESSION_TIMEOUT_MS_MAX = 3_600_000
 
 
@@ -40,6 +44,8 @@ def join_group(request: pb.JoinGroupRequest, groups: Groups) -> pb.JoinGroupRepl
         raise InvalidRequest(reason=f"there is no assignor '{request.assignor}', only {', '.join(ASSIGNORS)}")
     if bool(given.pattern) == bool(given.topics):
         raise InvalidRequest(reason="a member subscribes either to topics or to a pattern")
+    if given.instance_id:
+        check_name(given.instance_id, "static member")
     _check_pattern(given.pattern)
     _check_topics(given.topics)
     member = _member(given)._replace(
@@ -53,8 +59,8 @@ def join_group(request: pb.JoinGroupRequest, groups: Groups) -> pb.JoinGroupRepl
 
 
 def _check_pattern(pattern: str) -> None:
-    if len(pattern) > _TEXT_MAX:
-        raise InvalidRequest(reason=f"the pattern is longer than {_TEXT_MAX} characters")
+    if len(pattern) > _PATTERN_MAX:
+        raise InvalidRequest(reason=f"the pattern is longer than {_PATTERN_MAX} characters")
     try:
         matcher(pattern)
     except InvalidArgument as error:
@@ -64,6 +70,11 @@ def _check_pattern(pattern: str) -> None:
 def _check_topics(topics: Sequence[str]) -> None:
     if len(topics) > _TOPICS_MAX:
         raise InvalidRequest(reason=f"a member cannot name more than {_TOPICS_MAX} topics: use a pattern")
+    if (length := sum(map(len, topics))) > _TOPICS_TEXT_MAX:
+        raise InvalidRequest(
+            reason=f"the names of the member's topics have {length} characters together, more than {_TOPICS_TEXT_MAX}: "
+            "use a pattern"
+        )
     for topic in topics:
         check_name(topic, "topic")
 
@@ -84,7 +95,7 @@ def renew_member(request: pb.RenewMemberRequest, groups: Groups) -> pb.RenewMemb
 def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
     """Raises UnknownMember, MemberFenced."""
     states = groups.states
-    seat_of(states, states.read(claimant.group), claimant)  # perhaps a moment old: it learns of it a moment later
+    states.sure(claimant.group, lambda state: seat_of(states, state, claimant), claimant.epoch)
     try:
         members.renew(states.session, claimant.group, claimant.name, session_timeout_ms)
     except NoNode:
@@ -94,10 +105,12 @@ def _renew(groups: Groups, claimant: Claimant, session_timeout_ms: int) -> None:
 def await_group(
     request: pb.AwaitGroupRequest,
     groups: Groups,
+    waits: GroupWaits,
     wait: Callable[[threading.Event], bool],
     changed: threading.Event,
 ) -> pb.AwaitGroupReply:
-    """Wait until a group has another generation than a known one, or one of some partitions can be claimed.
+    """Wait until a group has another generation than a known one, or one of some partitions can be claimed; or not at
+    all, if too many wait already.
 
     Args:
         wait: waits for an event; returns False if the caller waits no longer.
@@ -108,14 +121,19 @@ def await_group(
     """
     claimant, states = claimant_of(request.member), groups.states
     wanted = from_wire(request.partitions)
-    with states.waiting(claimant.group, changed):
+
+    def look(state: GroupState) -> GroupState:
+        seat_of(states, state, claimant)
+        return state
+
+    with waits.waiting(claimant, changed) as may_wait, states.waiting(claimant.group, changed):
         while True:
             changed.clear()
-            state = states.read(claimant.group)
-            seat_of(states, state, claimant)
+            state = states.sure(claimant.group, look, claimant.epoch)
             is_news = state.generation != request.generation or any(each not in state.owners for each in wanted)
-            if is_news or not wait(changed):
-                return pb.AwaitGroupReply(news=_news(state, claimant.name))
+            if is_news or not may_wait() or not wait(changed):
+                retry_after_ms = 0 if is_news or may_wait() else RETRY_AFTER_MS
+                return pb.AwaitGroupReply(news=_news(state, claimant.name), retry_after_ms=retry_after_ms)
 
 
 def claim_partitions(request: pb.ClaimPartitionsRequest, groups: Groups) -> pb.ClaimPartitionsReply:
@@ -214,5 +232,5 @@ def from_wire(shares: Sequence[pb.GroupShare]) -> list[TopicPartition]:
 
 
 def _member(given: pb.GroupMember) -> Member:
-    """Whose a member is, as it says."""
+    """Whose a member is, as it says; cut where that is longer than anybody needs."""
     return Member(given.member, **{name: getattr(given, name)[:_TEXT_MAX] for name in ORIGIN})

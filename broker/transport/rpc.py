@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerSettings
 from broker.groups.membership import Groups
+from broker.groups.waits import GroupWaits
 from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
@@ -36,6 +37,7 @@ from kafkalog.errors import (
     AddressInUse,
     BrokerBusy,
     BrokerStopping,
+    GroupTooLarge,
     InternalError,
     InvalidPartitions,
     InvalidRequest,
@@ -79,7 +81,15 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _ERROR_MAX = 3 << 10  # in base64, beside a percent-encoded sentence, less than the 8 KiB that clients take
 _SENTENCE_MAX = 1000
 
-_INVALID = (InvalidTopicName, InvalidPartitions, InvalidRequest, InvalidSetting, TooLargeForZooKeeper, UnknownSetting)
+_INVALID = (
+    GroupTooLarge,
+    InvalidPartitions,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    TooLargeForZooKeeper,
+    UnknownSetting,
+)
 _MISSING = (UnknownGroup, UnknownTopic, UnknownTopicId, UnknownPartition)
 
 
@@ -113,6 +123,7 @@ class BrokerService:
         self._stopping = threading.Event()
         self._staged_jobs = jobs
         self._groups = group_changes
+        self._group_waits = GroupWaits()
 
     def stop_waiting(self) -> None:
         """Answer all waiting calls, and refuse changes from now on."""
@@ -235,7 +246,7 @@ class BrokerService:
                 changed.wait(max(0.0, deadline - self._clock.monotonic()))
             return is_waiting()
 
-        return members.await_group(request, self._groups, wait, changed)
+        return members.await_group(request, self._groups, self._group_waits, wait, changed)
 
     def ClaimPartitions(self, request: broker_pb2.ClaimPartitionsRequest, context: Any) -> Any:
         return members.claim_partitions(request, self._groups)

@@ -518,10 +518,12 @@ class AwaitGroupRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[Membership, _Mapping]] = ..., generation: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[GroupShare, _Mapping]]] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
 
 class AwaitGroupReply(_message.Message):
-    __slots__ = ("news",)
+    __slots__ = ("news", "retry_after_ms")
     NEWS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     news: GroupNews
-    def __init__(self, news: _Optional[_Union[GroupNews, _Mapping]] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, news: _Optional[_Union[GroupNews, _Mapping]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ClaimPartitionsRequest(_message.Message):
     __slots__ = ("member", "generation", "partitions")

@@ -22,6 +22,7 @@ from kafkalog.zk.session import (
     BadVersion,
     Check,
     Create,
+    Delete,
     NodeExists,
     NoNode,
     NotEmpty,
@@ -46,7 +47,7 @@ class GuardMoved(Exception):
 
 
 class HasMembers(Exception):
-    """The group has members."""
+    """The group has members, or has changed meanwhile."""
 
 
 class Offset(NamedTuple):
@@ -211,7 +212,7 @@ def delete(session: ZooKeeperSession, group: str) -> None:
     """Delete a group's znodes. Offsets that are committed meanwhile are kept, and so are their parents.
 
     Raises:
-        HasMembers: it has a member. Nothing was deleted.
+        HasMembers: it has a member, or has changed meanwhile. A member that came goes on from what is left.
     """
     state = members.read_state(session, group)
     if state is None:
@@ -221,7 +222,8 @@ def delete(session: ZooKeeperSession, group: str) -> None:
     if state.seats:
         raise HasMembers
     for versions in listed:
-        session.delete_many(versions)
+        for start in range(0, len(versions), MULTI_MAX - 1):
+            _delete_offsets(session, versions[start : start + MULTI_MAX - 1], members.guard(group, state))
     for name in _names_in(session, offsets):
         _delete_empty(session, f"{offsets}/{name}")
     for parent in [paths.group_members(group), paths.group_leases(group), offsets]:
@@ -230,6 +232,21 @@ def delete(session: ZooKeeperSession, group: str) -> None:
         session.delete(paths.group(group), state.version)
     except (NoNode, NotEmpty, BadVersion):  # somebody joined or committed meanwhile
         pass
+
+
+def _delete_offsets(session: ZooKeeperSession, versions: Sequence[tuple[str, int]], guard: Check) -> None:
+    """Delete znodes that still have these versions. Raises HasMembers: the guard does not hold."""
+    while versions:
+        try:
+            session.multi([guard, *(Delete(path, version) for path, version in versions)])
+            return
+        except (NoNode, BadVersion):
+            stats = session.stats([path for path, _ in versions])
+            try:
+                _check(session, [guard])
+            except GuardMoved:
+                raise HasMembers from None
+        versions = [each for each, stat in zip(versions, stats, strict=True) if stat and stat.version == each[1]]
 
 
 def _children(session: ZooKeeperSession, above: str) -> list[tuple[str, int]]:

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from kafkalog.errors import GroupTooLarge
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, to_json
-from kafkalog.zk.session import Check, Create, Delete, Operation, Set, Watch, ZooKeeperSession
+from kafkalog.zk.session import Check, Create, Delete, NodeExists, Operation, Set, Watch, ZooKeeperSession
 
 CONSUMER = "consumer"
 """The kind of a member that is assigned partitions."""
@@ -34,6 +35,9 @@ offsets are written."""
 
 ANY_VERSION = -1
 """Of a znode, to ZooKeeper."""
+
+STATE_BYTES_MAX = 900_000
+"""Of a group's znode. ZooKeeper takes requests of 1 MiB, and that of a join describes the member besides."""
 
 SESSION_TIMEOUT_MS = 10_000
 """Of members that name none."""
@@ -102,8 +106,8 @@ class GroupState:
         kind: of its members.
         assignor: by which the shares were made.
         seats: by member, in the order in which they joined.
-        topics: those that the members read, by name. They stay when the last member leaves: what a topic has more when
-            the group comes back is new to it.
+        topics: those that members read or have read, by name, for as long as they exist: what such a topic has more
+            when somebody reads it again is new to the group.
         number: the last one that was given to a join or a claim.
         version: of the group's znode; -1: it does not exist.
     """
@@ -216,17 +220,16 @@ def _parse_member(name: str, path: str, content: bytes, since_ms: int) -> Member
 
 
 def read_state(session: ZooKeeperSession, group: str, watch: Watch | None = None) -> GroupState | None:
-    """A group's state; None if the group does not exist. `watch` is called also when it is made. Raises
-    UnreadableZnode."""
+    """A group's state; None if the group does not exist, which is not watched. Raises UnreadableZnode."""
     return read_states(session, [group], watch)[0]
 
 
 def read_states(
     session: ZooKeeperSession, groups: Sequence[str], watch: Watch | None = None
 ) -> list[GroupState | None]:
-    """The states of many groups. Raises UnreadableZnode."""
+    """The states of many groups, as `read_state`. Raises UnreadableZnode."""
     wanted = [paths.group(group) for group in groups]
-    found = session.get_many(wanted, watch)
+    found = session.get_many(wanted, watch, watch_missing=False)
     return [
         None if each is None else _parse_state(path, each[0], each[1].version, each[1].czxid)
         for path, each in zip(wanted, found, strict=True)
@@ -278,9 +281,24 @@ def change(
 
     Raises:
         BadVersion, NoNode, NodeExists: something changed since it was read; nothing was written.
+        GroupTooLarge
     """
-    session.multi([Set(paths.group(group), _state_to_json(after), before.version), *operations])
+    content = _state_to_json(after)
+    _check_size(group, content, STATE_BYTES_MAX)
+    session.multi([Set(paths.group(group), content, before.version), *operations])
     return replace(after, version=before.version + 1)
+
+
+def check_room_for_claims(group: str, state: GroupState) -> None:
+    """Raises GroupTooLarge: the state without its claims takes more than half of what it may take; all shares are still
+    to be claimed."""
+    seats = {name: seat._replace(claims={}) for name, seat in state.seats.items()}
+    _check_size(group, _state_to_json(replace(state, seats=seats)), STATE_BYTES_MAX // 2)
+
+
+def _check_size(group: str, content: bytes, limit: int) -> None:
+    if len(content) > limit:
+        raise GroupTooLarge(group=group, size=len(content), limit=limit)
 
 
 def make_group(session: ZooKeeperSession, group: str) -> None:
@@ -291,6 +309,21 @@ def make_group(session: ZooKeeperSession, group: str) -> None:
 def guard(group: str, state: GroupState) -> Check:
     """An operation that fails a multi if the group has another state by then."""
     return Check(paths.group(group), state.version)
+
+
+def prove(session: ZooKeeperSession, group: str, state: GroupState) -> None:
+    """Do nothing if a group has this state now. ZooKeeper's leader orders each multi, so this sees what any broker has
+    written; a mere read need not.
+
+    Raises:
+        BadVersion, NoNode, NodeExists: it has another one.
+    """
+    if state.version >= 0:
+        session.multi([guard(group, state)])
+        return
+    session.multi([Check(paths.CONSUMERS, ANY_VERSION)])  # a read after it sees as much
+    if session.exists(paths.group(group)) is not None:
+        raise NodeExists
 
 
 def create_member(group: str, member: Member) -> list[Operation]:

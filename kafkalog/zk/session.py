@@ -333,12 +333,14 @@ class ZooKeeperSession:
         """The content and stat of a znode. Raises NoNode."""
         return self._call(requests.GetData(self._full(path), self._watcher(watch)))
 
-    def get_many(self, wanted: Sequence[str], watch: Watch | None = None) -> list[tuple[bytes, ZnodeStat] | None]:
+    def get_many(
+        self, wanted: Sequence[str], watch: Watch | None = None, *, watch_missing: bool = True
+    ) -> list[tuple[bytes, ZnodeStat] | None]:
         """The contents and stats of many znodes, requested at once; None for a znode that does not exist. `watch` is
-        also called when such a znode is created."""
+        also called when such a znode is created, unless `watch_missing` is false."""
         watcher = self._watcher(watch)
         found = self._call_all([requests.GetData(self._full(path), watcher) for path in wanted])
-        if watcher is None:
+        if watcher is None or not watch_missing:
             return found
         for index, path in enumerate(wanted):
             if found[index] is None and self._call(requests.Exists(self._full(path), watcher)) is not None:

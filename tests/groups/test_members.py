@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import socket
 import threading
 import time
@@ -446,7 +447,7 @@ def test_a_start_that_was_looked_up_is_the_next_owner_s_too(
         one.pause(one.assignment())
         produce(cluster, tested, 0, 1)
         with member(cluster, tested, **settings) as other:
-            waited_for(lambda: one.poll(0) is None and len(partitions_of(other)) == 1)
+            waited_for(lambda: one.poll(0) is None and len(other.assignment()) == 1)
             assert other.position(other.assignment()[0]) == 1
             message = other.poll(30)
             assert message is not None
@@ -820,3 +821,21 @@ def test_a_topic_that_does_not_exist_is_told(
 ) -> None:
     with member(cluster, topic):
         waited_for(lambda: f"group_topic_does_not_exist_yet group={topic} topic={topic}" in caplog.text)
+
+
+def test_a_member_for_which_a_broker_has_no_room_to_wait_asks_again_a_moment_later(
+    cluster: LocalCluster, tested: str
+) -> None:
+    asked: list[float] = []
+
+    def no_room(ask: Ask, method: str) -> Any:
+        if method != "AwaitGroup":
+            return ask()
+        asked.append(time.monotonic())
+        return pb.AwaitGroupReply(retry_after_ms=300)
+
+    with member(cluster, tested) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        with requests(no_room, one):
+            waited_for(lambda: len(asked) > 3)
+    assert all(later - earlier >= 0.3 for earlier, later in itertools.pairwise(asked))

@@ -123,3 +123,15 @@ def test_a_thousand_partitions_take_no_time() -> None:
     many = sticky(members, {"t": 900}, one)
     assert sizes(many) == [90] * 10
     assert time.process_time() - began < 2
+
+
+def test_hundreds_of_members_take_no_time() -> None:
+    """While a broker computes the shares of one group, it answers nobody."""
+    members = {f"m{number:03}": ("t",) for number in range(400)}
+    settled = round_robin(members, {"t": 900}, {})
+    began = time.process_time()
+    assert sticky(members, {"t": 900}, settled) == settled
+    settled_seconds = time.process_time() - began
+    joined = sticky({**members, "new": ("t",)}, {"t": 900}, settled)
+    assert len(joined["new"]) == 2
+    assert settled_seconds < 0.1 and time.process_time() - began < 0.6

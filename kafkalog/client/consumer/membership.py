@@ -427,6 +427,8 @@ class Membership:
                         self._freed = self._freed or bool(waiting) or generation < 0
                         self._is_refused = False
                         self._changed.notify_all()
+                if reply.retry_after_ms:
+                    self._closing.wait(reply.retry_after_ms / 1000)
 
     def _take_news(self, news: pb.GroupNews) -> None:
         """Lock held: a generation as a broker has it now."""

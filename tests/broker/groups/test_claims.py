@@ -393,6 +393,55 @@ def test_what_changes_the_group_at_a_commit_is_looked_at_again(
     assert side.committed() == {}
 
 
+# --- a broker that knows of a change later than the member
+
+
+@pytest.fixture
+def late(new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch, topic_id: bytes) -> Side:
+    """A broker that has read the group with member a, and whose watches report nothing."""
+    late = new_side()
+    monkeypatch.setattr(late.states, "_changed", lambda path: None)
+    late.states.read("g")
+    return late
+
+
+def test_a_member_that_has_joined_elsewhere_is_known(late: Side, side: Side, topic_id: bytes) -> None:
+    side.join("b", "t")
+    b = side.claimant("b")
+    with pytest.raises(NotOwner):
+        commit(late, b, P0, 5, 1)
+    late.states.wake_all()
+    late.states.read("g")
+    side.groups.leave("g", "a")
+    mine = side.claimed("b", P0)[P0].number
+    commit(late, b, P0, 5, mine)
+    assert side.committed() == {P0: 5}
+
+
+def test_a_claim_in_a_generation_that_was_made_elsewhere_is_made(late: Side, side: Side) -> None:
+    me = side.claimant("a")
+    side.join("b", "t")
+    [of_a, *_] = side.shares()["a"]
+    assert list(claims.claim(late.states, me, 2, [of_a]).claims) == [of_a]
+
+
+def test_a_release_of_a_claim_that_was_made_elsewhere_ends_it_and_commits(
+    late: Side, side: Side, topic_id: bytes
+) -> None:
+    me, mine = side.claimant("a"), side.claimed("a", P0)[P0].number
+    claims.release(late.states, me, {P0: mine}, {P0: Offset(7, topic_id, 0, mine, 1)}, 0)
+    assert side.owners() == {} and side.committed() == {P0: 7}
+
+
+def test_a_claim_that_has_ended_elsewhere_is_not_given_again(late: Side, side: Side) -> None:
+    me, mine = side.claimant("a"), side.claimed("a", P0)
+    late.states.wake_all()
+    assert late.states.read("g").owners == {P0: "a"}
+    release(side, me, mine)
+    again = claims.claim(late.states, me, 1, [P0]).claims[P0]
+    assert side.owners() == {P0: "a"} and again.number > mine[P0].number
+
+
 # --- streams
 
 

@@ -8,13 +8,22 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from broker.groups import membership
 from broker.groups.claims import seat_of
-from kafkalog.errors import AssignorDiffers, GroupBusy, GroupKindDiffers, MemberFenced, UnknownMember
+from kafkalog.errors import (
+    AssignorDiffers,
+    GroupBusy,
+    GroupKindDiffers,
+    GroupTooLarge,
+    InvalidRequest,
+    MemberFenced,
+    UnknownMember,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM, GroupState, Member, Topic
-from kafkalog.zk.session import Operation
+from kafkalog.zk.session import REQUEST_BYTES_MAX, Create, Operation
 from tests.broker.groups.sides import Side, partitions, shares_of
 from tests.threads import join_all
 
@@ -118,6 +127,18 @@ def test_a_change_that_is_overtaken_every_time_is_an_error(side: Side, monkeypat
         side.join("b", "t")
     monkeypatch.undo()
     assert list(side.shares()) == ["a"]
+
+
+def test_a_group_has_no_more_members_than_it_may_have(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 2)
+    side.join("a", "t")
+    side.join("b", "t")
+    with pytest.raises(InvalidRequest, match="group 'g' has 2 members, which is the most"):
+        side.join("c", "t")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.join("c", "t")
+    assert list(side.shares()) == ["b", "c"]
 
 
 # --- a member of the name
@@ -314,6 +335,73 @@ def test_partitions_that_came_while_the_group_was_away_are_read_from_the_start(s
     assert side.committed() == {TopicPartition("t", 2): 0}  # u was not the group's
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_what_comes_to_a_topic_while_its_only_reader_is_away_is_read_from_the_start(
+    side: Side, is_noticed: bool
+) -> None:
+    side.new_topic("t", 2)
+    topic_id = side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    assert side.state().topics["u"] == Topic(topic_id, 2)
+    side.grow("u", 4)
+    if is_noticed:
+        assert not is_current(side)
+        side.groups.refresh("g")
+        assert is_current(side)
+    side.join("a", "t", "u")
+    assert side.committed() == dict.fromkeys(partitions("u", 2, 3), 0)
+
+
+def test_a_topic_that_was_created_again_while_its_only_reader_is_away_is_read_from_the_start(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.delete_topic("u")
+    side.new_topic("u", 1)
+    side.join("a", "t", "u")
+    side.groups.refresh("g")
+    assert side.committed() == {TopicPartition("u", 0): 0}
+
+
+def test_a_topic_that_nobody_reads_and_that_is_deleted_is_forgotten(side: Side) -> None:
+    topic_id = side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u")
+    side.join("b", "t")
+    side.groups.leave("g", "a")
+    side.delete_topic("u")
+    assert not is_current(side)
+    side.groups.refresh("g")
+    assert side.state().topics == {"t": Topic(topic_id, 2)} and is_current(side)
+
+
+def test_a_group_keeps_its_topics_while_streams_follow_it(side: Side) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.join("s", kind=STREAM, assignor="")
+    side.groups.leave("g", "s")
+    side.grow("t", 3)
+    side.join("a", "t")
+    assert side.committed() == {TopicPartition("t", 2): 0}
+
+
+@pytest.mark.parametrize("assignor", ["sticky", "range", "roundrobin"])
+def test_a_topic_that_nobody_reads_any_more_is_in_no_share(side: Side, assignor: str) -> None:
+    side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    side.join("a", "t", "u", assignor=assignor)
+    side.join("b", "t", assignor=assignor)
+    side.groups.leave("g", "a")
+    assert side.shares() == {"b": partitions("t", 0, 1)}
+    side.join("c", "t", assignor=assignor)
+    assert owned_once(side.state(), ("t", 2))
+
+
 def test_partitions_that_come_as_somebody_joins_are_read_from_the_start(side: Side) -> None:
     side.new_topic("t", 2)
     side.new_topic("u", 1)
@@ -457,3 +545,54 @@ def test_a_member_describes_itself_to_the_group(side: Side) -> None:
     side.join("a", "t", instance_id="static")
     [found] = members.read_members(side.session, "g", ["a"]).values()
     assert found == Member("a", ("t",), host="host of a", instance_id="static", since_ms=found.since_ms)
+
+
+# --- a state that does not fit its znode
+
+
+def test_a_member_whose_claims_would_not_fit_does_not_join(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    side.new_topic("t", 4)
+    side.new_topic("u" * 200, 4)
+    side.join("a", "t")
+    size = len(side.session.get(paths.group("g"))[0])
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 2 * size + 200)
+    with pytest.raises(GroupTooLarge) as raised:
+        side.join("b", "u" * 200)
+    assert raised.value.facts["limit"] == size + 100 < raised.value.facts["size"]
+    assert not raised.value.retriable
+    assert list(side.shares()) == ["a"]
+    side.claimed("a", *partitions("t", 0, 1, 2, 3))
+    side.join("b", "t")
+
+
+@pytest.mark.parametrize("how", ["leave", "lapse"])
+def test_a_member_goes_also_if_its_topics_have_grown_beyond_what_fits(
+    side: Side, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    topic_id = side.new_topic("t", 4)
+    for name in "ab":
+        side.join(name, pattern=".*")
+    for name, share in side.shares().items():
+        side.claimed(name, *share)
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", len(side.session.get(paths.group("g"))[0]) + 100)
+    side.new_topic("u" * 200, 4)
+    with pytest.raises(GroupTooLarge):
+        side.groups.refresh("g")
+    if how == "leave":
+        side.groups.leave("g", "a")
+    else:
+        assert side.groups.lapse("g", "a", 0)
+    assert side.shares() == {"b": partitions("t", 0, 1, 2, 3)}
+    assert side.state().topics == {"t": Topic(topic_id, 4)}
+    monkeypatch.undo()
+    side.groups.refresh("g")
+    assert owned_once(side.state(), ("t", 4), ("u" * 200, 4))
+    assert side.committed() == dict.fromkeys(partitions("u" * 200, 0, 1, 2, 3), 0)
+
+
+def test_the_largest_state_and_the_largest_member_fit_one_request() -> None:
+    text = "x" * 4096
+    member = Member("m" * 249, ("t" * 65_536,), text, text, text, text, text)
+    creates = [each for each in members.create_member("g" * 249, member) if isinstance(each, Create)]
+    size = sum(len(each.value) + len(each.path) for each in creates)
+    assert members.STATE_BYTES_MAX + size + 10_000 < REQUEST_BYTES_MAX

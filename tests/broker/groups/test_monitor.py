@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from broker.groups.monitor import Monitor
+from broker.groups.monitor import Monitor, broker_of
 from kafkalog.clock import ManualClock
 from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.members import STREAM, Member
 from kafkalog.zk.registry import BrokerRecord
-from kafkalog.zk.session import ZooKeeperSession
+from kafkalog.zk.session import Create, ZooKeeperSession
 from tests.broker.groups.sides import Side, partitions
 from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
@@ -225,6 +227,12 @@ def test_each_group_is_looked_after_by_one_of_the_live_brokers(
     assert {name for name in names if by_all[name] != by_two[name]} == {name for name in names if by_all[name] == 2}
 
 
+@pytest.mark.parametrize("brokers", [[0, 1], [1, 2, 3], list(range(8)), [7, 1000]])
+def test_brokers_look_after_about_as_many_groups(brokers: list[int]) -> None:
+    counts = Counter(broker_of(f"group-{number:05}", brokers) for number in range(10_000))
+    assert all(0.85 < counts[each] * len(brokers) / 10_000 < 1.15 for each in brokers)
+
+
 # --- partitions
 
 
@@ -302,6 +310,61 @@ def test_groups_without_members_are_left_alone(side: Side, clock: ManualClock, m
     assert side.state("only-offsets").generation == 0
 
 
+def test_a_look_reads_leases_and_what_has_changed(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each console consumer leaves a group behind."""
+    for number in range(0, 2000, 500):
+        side.session.multi([Create(paths.group(f"old-{each:04}")) for each in range(number, number + 500)])
+    side.new_topic("t", 1)
+    for name in "gh":
+        side.join("a", "t", group=name)
+    monitor.look()
+    monitor.look()
+    read: list[str] = []
+    get_many = side.session.get_many
+
+    def counted(wanted: Sequence[str], *watch: Any, **how: Any) -> Any:
+        read.extend(wanted)
+        return get_many(wanted, *watch, **how)
+
+    monkeypatch.setattr(side.session, "get_many", counted)
+    clock.advance(1)
+    monitor.look()
+    assert read == [paths.group_lease("g", "a"), paths.group_lease("h", "a")]
+    side.states.read("g")
+    side.join("b", "t")
+    read.clear()
+    monitor.look()
+    assert paths.group("g") in read and paths.group("h") not in read
+    look_on(monitor, clock, 10)
+    assert live(side) == live(side, "h") == []
+
+
+def test_a_deleted_group_is_forgotten(new_side: Callable[[], Side], clock: ManualClock) -> None:
+    side, other = new_side(), new_side()
+    monitor = monitor_of(side, clock)
+    for name in "gh":
+        other.join("a", "t", group=name)
+    monitor.look()
+    assert side.states._groups.keys() == {"g", "h"}
+    other.groups.leave("h", "a")
+    groups.delete(other.session, "h")
+    monitor.look()
+    assert side.states._groups.keys() == {"g"}
+
+
+def test_a_look_that_takes_long_says_so(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    side.join("a", "t")
+    monitor.look()
+    assert "groups_looked_after_late" not in caplog.text
+    amid(monkeypatch, side.session, "get_many", lambda: clock.advance(3))
+    monitor.look()
+    assert "groups_looked_after_late seconds=3.0" in caplog.text
+
+
 # --- one group's failure
 
 
@@ -325,6 +388,29 @@ def test_a_group_that_cannot_be_read_holds_up_no_other(
     assert {name: live(side, name) for name in ("f", "g", "z")} == {"f": [], "g": [], "z": []}
     warned = [record for record in caplog.records if "group_not_looked_after" in record.getMessage()]
     assert 1 <= len(warned) <= 2 and path in warned[0].getMessage()
+
+
+def test_a_group_whose_topics_have_grown_beyond_what_fits_is_tried_when_something_has_changed(
+    side: Side,
+    clock: ManualClock,
+    monitor: Monitor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    side.join("a", pattern=".*")
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 1000)
+    side.new_topic("t" * 200, 900)
+    tried: list[str] = []
+    refresh = side.groups.refresh
+    monkeypatch.setattr(side.groups, "refresh", lambda group: [tried.append(group), refresh(group)])
+    side.new_topic("u" * 249, 1)
+    side.new_topic("v" * 249, 1)
+    look_on(monitor, clock, 3)
+    assert tried == ["g"] and caplog.text.count("would take") == 1
+    side.delete_topic("u" * 249)
+    side.delete_topic("v" * 249)
+    look_on(monitor, clock, 3)
+    assert tried == ["g", "g"] and len(side.shares()["a"]) == 900
 
 
 def test_a_group_that_changes_too_often_holds_up_no_other(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from broker.groups import states as module
+from broker.groups.claims import Claimant, seat_of
 from broker.groups.states import States
-from kafkalog.errors import GroupBusy, UnreadableZnode
+from broker.transport.lanes import LANES
+from kafkalog.errors import GroupBusy, UnknownMember, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths
-from kafkalog.zk.members import GroupState
-from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
+from kafkalog.zk.members import GroupState, Member
+from kafkalog.zk.session import BadVersion, Create, NodeExists, NoNode, ZooKeeperSession
 from tests.broker.groups.sides import Side
 from tests.proxy import StallingProxy
 from tests.threads import join_all
@@ -29,9 +32,9 @@ class Reads:
         self.count = 0
         get_many = session.get_many
 
-        def counted(wanted: Sequence[str], *watch: Any) -> Any:
+        def counted(wanted: Sequence[str], *watch: Any, **how: Any) -> Any:
             self.count += wanted[0] == paths.group("g")
-            return get_many(wanted, *watch)
+            return get_many(wanted, *watch, **how)
 
         monkeypatch.setattr(session, "get_many", counted)
 
@@ -102,9 +105,10 @@ def test_a_change_that_comes_while_a_state_is_read_is_not_missed(
     def and_then_it_changes(session: ZooKeeperSession, group: str, watch: Any = None) -> GroupState | None:
         found = read(session, group, watch)
         monkeypatch.setattr(members, "read_state", read)
+        changes = side.states._groups["g"].changes
         other.join("b", "t")
         known = side.states._groups["g"]
-        waited_for(lambda: not known.is_unchanged)
+        waited_for(lambda: known.changes > changes)
         return found
 
     monkeypatch.setattr(members, "read_state", and_then_it_changes)
@@ -130,6 +134,97 @@ def test_a_change_that_others_overtook_is_decided_again_from_what_is_there(
 
     assert side.states.change("g", decide) == "decided"
     assert seen == [0, 1, 2]
+
+
+NEVER = 1 << 62
+"""A number that no group has given."""
+
+
+def asked(states: States, way: str, look: Callable[[GroupState], GroupState | None]) -> GroupState | None:
+    return states.change("g", look) if way == "change" else states.sure("g", look, NEVER)
+
+
+def test_a_member_that_has_gone_is_refused_without_another_request(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epoch does not come back, whatever this broker does not know yet."""
+    _, gone = side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.states.read("g")
+    for call in ("multi", "get_many", "exists"):
+        monkeypatch.setattr(side.session, call, None)
+    with pytest.raises(UnknownMember):
+        side.states.sure("g", partial(seat_of, side.states, claimant=Claimant("g", "a", gone)), gone)
+
+
+@pytest.mark.parametrize("way", ["change", "sure"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_refusal_is_one_of_the_groups_present_state(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch, way: str, is_there: bool
+) -> None:
+    """What another broker has written may be known here later than to its client."""
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    if is_there:
+        other.join("a", "t")
+    assert list(side.states.read("g").seats) == ["a"] * is_there
+    other.join("b", "t")
+
+    def look(state: GroupState) -> GroupState:
+        if "b" not in state.seats:
+            raise UnknownMember(group="g", member="b")
+        return state
+
+    found = asked(side.states, way, look)
+    assert found is not None and "b" in found.seats
+    other.groups.leave("g", "b")
+    side.states.wake_all()
+    with pytest.raises(UnknownMember):
+        asked(side.states, way, look)
+
+
+def test_an_answer_for_which_nothing_was_written_is_one_of_the_groups_present_state(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(side.states, "_changed", lambda path: None)
+    side.states.read("g")
+    other.join("a", "t")
+    assert list(side.states.change("g", lambda state: state).seats) == ["a"]
+    other.join("b", "t")
+    assert list(side.states.change("g", lambda state: state).seats) == ["a", "b"]
+
+
+@pytest.mark.parametrize("way", ["change", "sure"])
+def test_a_broker_that_is_cut_off_refuses_nothing_for_good(
+    new_session: Callable[..., ZooKeeperSession], proxy: StallingProxy, side: Side, way: str
+) -> None:
+    cut_off = new_session(proxy, request_timeout_ms=500)
+    states = States(cut_off)
+    side.join("a", "t")
+    states.read("g")
+    proxy.hold()
+
+    def refuse(state: GroupState) -> None:
+        raise UnknownMember(group="g", member="b")
+
+    with pytest.raises(ZooKeeperUnreachable) as raised:
+        asked(states, way, refuse)
+    assert raised.value.retriable
+    proxy.resume()
+
+
+def test_a_refusal_of_a_group_that_changes_all_the_time_says_so(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    monkeypatch.setattr(module, "_ATTEMPTS", 3)
+    other.join("a", "t")
+
+    def refuse(state: GroupState) -> None:
+        other.join("a", "t")
+        raise UnknownMember(group="g", member="b")
+
+    with pytest.raises(GroupBusy):
+        side.states.sure("g", refuse, NEVER)
 
 
 def test_a_failure_of_a_change_is_raised_at_once_and_ends_no_other(side: Side) -> None:
@@ -203,6 +298,88 @@ def test_changes_by_threads_of_one_broker_do_not_compete(side: Side, monkeypatch
     assert not overtaken
 
 
+@pytest.fixture
+def changing(side: Side) -> Iterator[Callable[[str], None]]:
+    """Begins changes of a group, one of which is in the middle of it until the test ends."""
+    side.join("a", "t")
+    entered, go_on = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def decide(state: GroupState) -> None:
+        entered.set()
+        assert go_on.wait(120)
+
+    def begin(group: str) -> None:
+        known = side.states._group(group)
+        changing = known.changing
+        threads.append(threading.Thread(target=side.states.change, args=(group, decide)))
+        threads[-1].start()
+        waited_for(lambda: known.changing > changing)
+        assert entered.wait(30)
+
+    yield begin
+    go_on.set()
+    join_all(threads, 120)
+
+
+def test_who_only_reads_waits_for_no_change(side: Side, changing: Callable[[str], None]) -> None:
+    """A member whose lease is not renewed in time loses what it owns."""
+    changing("g")
+    side.states.wake_all()
+    read: list[GroupState] = []
+    reader = threading.Thread(
+        target=lambda: read.append(side.states.sure("g", lambda state: state, NEVER)), daemon=True
+    )
+    reader.start()
+    join_all([reader], 30)
+    assert list(read[0].seats) == ["a"]
+
+
+def test_a_group_that_many_change_holds_up_no_other(side: Side, changing: Callable[[str], None]) -> None:
+    """Requests that change groups have as many threads as one lane."""
+    assert LANES["zookeeper"].threads > module.CHANGING_MAX
+    for _ in range(module.CHANGING_MAX):
+        changing("g")
+    with pytest.raises(GroupBusy) as raised:
+        side.states.change("g", lambda state: state)
+    assert raised.value.retriable
+    side.join("a", "t", group="h")
+    assert list(side.states.read("g").seats) == ["a"]
+
+
+# --- descriptions of members
+
+
+def test_a_member_is_read_once_in_each_epoch(new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    side, other = new_side(), new_side()
+    read: list[list[str]] = []
+    read_members = members.read_members
+
+    def counted(session: ZooKeeperSession, group: str, names: Iterable[str]) -> dict[str, Member]:
+        if session is side.session:
+            read.append(list(names))
+        return read_members(session, group, names)
+
+    monkeypatch.setattr(members, "read_members", counted)
+
+    def described() -> dict[str, str]:
+        state = side.state()
+        return {name: ",".join(each.topics) for name, each in side.states.described("g", state).items()}
+
+    other.join("a", "t")
+    other.join("b", "t")
+    side.states.read("g")
+    assert described() == described() == {"a": "t", "b": "t"}
+    other.join("a", "u")
+    assert described() == {"a": "u", "b": "t"}
+    other.groups.leave("g", "b")
+    assert described() == {"a": "u"} == described()
+    other.join("b", "v")
+    assert described() == {"a": "u", "b": "v"}
+    assert read == [["a", "b"], ["a"], ["b"]]
+    assert len(side.states._groups["g"].described) == 2
+
+
 def test_a_state_that_cannot_be_read_is_an_error_each_time_and_no_longer_than_it_is_there(side: Side) -> None:
     side.session.create(paths.group("g"), b"{")
     for _ in range(2):
@@ -218,6 +395,8 @@ def test_a_state_that_cannot_be_read_is_an_error_each_time_and_no_longer_than_it
 def test_those_who_wait_for_a_group_are_woken_by_its_changes_only(new_side: Callable[[], Side]) -> None:
     side, other = new_side(), new_side()
     one, two, elsewhere = threading.Event(), threading.Event(), threading.Event()
+    for group in ("g", "h"):
+        members.make_group(side.session, group)
     with side.states.waiting("g", one), side.states.waiting("g", two), side.states.waiting("h", elsewhere):
         for group in ("g", "h"):
             side.states.read(group)
@@ -262,15 +441,47 @@ def test_a_reconnect_wakes_everybody_and_everything_is_read_again(
         assert list(states.read("g").seats) == ["a", "b"]
 
 
-def test_groups_that_nobody_waits_for_are_forgotten_when_there_are_too_many(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_RECENT_MAX", 5)
+def test_a_group_that_does_not_exist_is_neither_remembered_nor_watched(side: Side) -> None:
+    """A request may name any."""
+    client: Any = side.session._client
     waiter = threading.Event()
-    with side.states.waiting("g", waiter):
-        side.states.read("g")
-        for number in range(20):
-            side.states.read(f"group-{number}")
-        assert len(side.states._groups) <= 7
-        side.join("a", "t")
+    for number in range(20):
+        group = f"no-{number}"
+        assert side.states.read(group) == GroupState()
+        side.states.change(group, lambda state: state)
+        assert side.states.read_each([group, "none"]) == {group: GroupState(), "none": GroupState()}
+        with side.states.waiting(group, waiter):
+            side.states.read(group)
+            assert group in side.states._groups
+        with pytest.raises(UnknownMember):
+            side.states.sure(group, partial(seat_of, side.states, claimant=Claimant(group, "a", 1)), 1)
+    side.session.create(paths.group("bad"), b"{")
+    with pytest.raises(UnreadableZnode):
+        side.states.read("bad")
+    assert side.states._groups == {}
+    assert [path for path, watches in client._data_watchers.items() if "/no-" in path and watches] == []
+    side.join("a", "t")
+    assert side.states._groups.keys() == {"g"}
+
+
+def test_a_group_that_is_deleted_is_forgotten_when_that_is_noticed(side: Side) -> None:
+    waiter = threading.Event()
+    for group in ("g", "h", "i"):
+        side.join("a", "t", group=group)
+    with side.states.waiting("h", waiter):
+        side.states.keep_only({"g"})
+        assert side.states._groups.keys() == {"g", "h"}
+        waiter.clear()
+        side.states.read("h")
+        side.join("b", "t", group="h")
         assert waiter.is_set()
+    assert list(side.states.read("i").seats) == ["a"]
+
+
+def test_states_of_all_groups_are_remembered(side: Side) -> None:
+    names = [f"old-{number:05}" for number in range(10_500)]
+    for start in range(0, len(names), 500):
+        side.session.multi([Create(paths.group(name)) for name in names[start : start + 500]])
+    read = side.states.read_each(names)
+    again = side.states.read_each(names)
+    assert all(again[name] is read[name] for name in names)

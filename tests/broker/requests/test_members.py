@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
+from broker.groups import waits
+from broker.transport.lanes import LANES
 from kafkalog.errors import (
     AssignorDiffers,
     GroupKindDiffers,
@@ -98,6 +101,9 @@ def test_who_replaces_a_member_gets_its_share_and_none_of_its_claims(broker: Run
         ({"topics": [], "pattern": "t["}, "'t\\[' is not a regular expression as RE2 knows them .*: missing ]"),
         ({"topics": [], "pattern": "a" * 4097}, "the pattern is longer than 4096 characters"),
         ({"topics": [f"t{number}" for number in range(1001)]}, "more than 1000 topics"),
+        ({"topics": [f"{number:0249}" for number in range(264)]}, "have 65736 characters together, more than 65536"),
+        ({"instance_id": "x" * 250}, "is not a static member name"),
+        ({"instance_id": "a/b"}, "'a/b' is not a static member name"),
         ({"topics": ["a/b"]}, "'a/b' is not a topic name"),
         ({"session_timeout_ms": 0}, "the session timeout must be from 1 to 3600000 ms"),
         ({"session_timeout_ms": 3_600_001}, "the session timeout must be from 1 to 3600000 ms"),
@@ -172,6 +178,14 @@ def test_a_member_that_was_removed_and_is_still_known_to_the_broker_renews_nothi
     assert isinstance(refused(broker.stub.RenewMember, request), UnknownMember)
 
 
+def test_what_a_member_says_of_itself_is_cut(broker: RunningBroker) -> None:
+    """ZooKeeper keeps it in memory, and so does the broker."""
+    told = dict.fromkeys(("host", "process", "client_id", "subscription"), "x" * 100_000)
+    join(broker, "one", "t", **told)
+    found = member_of(broker, "one")
+    assert {getattr(found, name) for name in told} == {"x" * 256}
+
+
 # --- every request of a member
 
 
@@ -210,6 +224,19 @@ def test_who_is_no_member_in_that_epoch_is_refused(
         assert isinstance(error, kind), (method, error)
     assert set(owners(broker).values()) == {"one"}
     assert timeout_of(broker, "one") == 30_000
+
+
+def test_a_member_of_which_the_broker_does_not_know_yet_is_not_refused(broker: RunningBroker) -> None:
+    """It has joined at another one a moment ago."""
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    states = broker.broker.rpc_service._groups.states
+    for method, request in requests_of(me(broker, "one")):
+        states.read("g")
+        states._groups["g"].state = replace(states.read("g"), version=0, generation=0, number=0, seats={})
+        if method == "AwaitGroup":
+            request.generation = 0
+        getattr(broker.stub, method)(request, timeout=30)
 
 
 # --- ClaimPartitions and ReleasePartitions
@@ -328,9 +355,9 @@ class Waiting:
             partitions=share("t", *numbers),
             max_wait_ms=int(seconds * 1000),
         )
-        before = len(self._waiters())
+        before = self._waiters()
         self.call = broker.stub.AwaitGroup.future(request, timeout=120)
-        waited_for(lambda: len(self._waiters()) > before or self.call.done())
+        waited_for(lambda: bool(self._waiters() - before) or self.call.done())
 
     def _waiters(self) -> set[threading.Event]:
         return set(self._broker.broker.rpc_service._groups.states._group("g").waiters)
@@ -452,6 +479,40 @@ def test_news_that_come_between_the_look_and_the_wait_are_not_missed(
     monkeypatch.setattr(states, "read", and_then_it_changes)
     request = bpb.AwaitGroupRequest(member=wanted, generation=1, max_wait_ms=1000)
     assert broker.stub.AwaitGroup(request, timeout=30).news.generation == 2
+
+
+def test_a_member_waits_once(broker: RunningBroker) -> None:
+    """Each wait occupies a thread of the broker."""
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    join(broker, "two", "t")
+    older, other = Waiting(broker, "one", 2), Waiting(broker, "two", 2)
+    newer = Waiting(broker, "one", 2)
+    assert older.call.result(30).retry_after_ms == waits.RETRY_AFTER_MS
+    assert not newer.call.done() and not other.call.done()
+    leave(broker, "two")
+    assert newer.news().generation == 3
+    waited_for(lambda: not broker.broker.rpc_service._group_waits._waits)
+
+
+def test_members_for_which_there_is_no_room_to_wait_are_answered_at_once(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LANES["groups"].threads > waits.WAITS_MAX + 8
+    monkeypatch.setattr(waits, "WAITS_MAX", 2)
+    broker.new_topic("t")
+    for name in ("one", "two", "three"):
+        join(broker, name, "t")
+    waiting = [Waiting(broker, name, 3) for name in ("one", "two")]
+    late = Waiting(broker, "three", 3).call.result(30)
+    assert (late.news.generation, late.retry_after_ms) == (3, waits.RETRY_AFTER_MS)
+    known_late = Waiting(broker, "three", 2).call.result(30)
+    assert (known_late.news.generation, known_late.retry_after_ms) == (3, 0)
+    waiting.append(Waiting(broker, "one", 3))  # in the place of its older one
+    waiting.pop(0).news()
+    assert not any(each.call.done() for each in waiting)
+    leave(broker, "three")
+    assert [each.call.result(30).retry_after_ms for each in waiting] == [0, 0]
 
 
 def test_news_come_through_whichever_broker(start_broker: StartBroker) -> None:

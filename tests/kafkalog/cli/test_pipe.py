@@ -98,7 +98,7 @@ def test_a_misspelt_destination_loses_no_line(full: TopicPartition, cluster: Loc
         assert producing.wait(60) == 1
         assert producing.stderr.read().endswith(b"; no line is acknowledged\n")
         assert consuming.wait(60) == 0
-    assert admin.committed(full.topic)[full] == 0
+    assert not admin.committed(full.topic).get(full), "0, or nothing if it ended before it had the partition"
     with piped(consume, [copy]) as (consuming, producing):
         assert (producing.wait(60), consuming.wait(60)) == (0, 0)
     assert sorted(values(cluster, copy)) == [b"%09d" % number for number in range(LINES)]  # type: ignore[type-var]

@@ -247,6 +247,22 @@ def test_a_deleted_group_leaves_no_znode(session: ZooKeeperSession) -> None:
     groups.delete(session, "g")  # fine
 
 
+def test_a_group_of_many_offsets_is_deleted_until_a_member_comes(
+    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, another = [TopicPartition("a", number) for number in range(1200)], new_session()
+    commit(session, "g", dict.fromkeys(many, 5), IDS, 1)
+    join(session, "g", "one")
+    leave(session, "g", "one")
+    amid(monkeypatch, session, "multi", lambda: join(another, "g", "two"))
+    with pytest.raises(groups.HasMembers):
+        groups.delete(session, "g")
+    assert len(groups.committed(session, "g", None)) == 1200 - 499
+    leave(another, "g", "two")
+    groups.delete(session, "g")
+    assert session.children(paths.CONSUMERS) == []
+
+
 def test_two_may_delete_a_group_at_once(
     session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,13 +284,7 @@ def test_an_offset_that_is_written_while_its_group_is_deleted_stays(
 ) -> None:
     kept, gone = TopicPartition("t", 0), TopicPartition("t", 1)
     commit(session, "g", {kept: 1, gone: 1}, {"t": b"t" * 16}, 1)
-    delete_many = ZooKeeperSession.delete_many
-
-    def and_before_that_another_commits(own: ZooKeeperSession, wanted: list[tuple[str, int]]) -> list[bool]:
-        commit(session, "g", {kept: 7}, {"t": b"t" * 16}, 2)
-        return delete_many(own, wanted)
-
-    monkeypatch.setattr(ZooKeeperSession, "delete_many", and_before_that_another_commits)
+    amid(monkeypatch, session, "stats", lambda: commit(session, "g", {kept: 7}, {"t": b"t" * 16}, 2))
     groups.delete(session, "g")
     assert {partition: each.offset for partition, each in groups.committed(session, "g", None).items()} == {kept: 7}
 
@@ -301,16 +311,27 @@ def test_what_a_member_commits_that_comes_while_its_group_is_deleted_stays(
     assert live(session, "g") == ["two"]
 
 
-@pytest.mark.parametrize("call", ["get_many", "stats", "delete_many", "delete"])
-def test_a_member_that_joins_as_its_group_is_deleted_is_in_it(
-    session: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession], monkeypatch: pytest.MonkeyPatch, call: str
+@pytest.mark.parametrize(
+    ("call", "is_before"), [("get_many", True), ("stats", True), ("multi", False), ("delete", False)]
+)
+def test_a_member_that_joins_as_its_group_is_deleted_is_in_it_with_what_is_left(
+    session: ZooKeeperSession,
+    new_session: Callable[[], ZooKeeperSession],
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    is_before: bool,
 ) -> None:
     another = new_session()
     commit(session, "g", {P0: 1}, IDS, 1)
     join(session, "g", "one")
     before = leave(session, "g", "one")
     amid(monkeypatch, session, call, lambda: join(another, "g", "two"))
-    groups.delete(session, "g")
+    if is_before:
+        with pytest.raises(groups.HasMembers):
+            groups.delete(session, "g")
+    else:
+        groups.delete(session, "g")
+    assert groups.committed_offsets(session, "g", IDS) == ({P0: 1} if is_before else {})
     state = state_of(session, "g")
     assert list(state.seats) == ["two"] == list(members.read_members(session, "g", ["two"]))
     assert state.generation == before.generation + 1
