@@ -213,18 +213,15 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = None if self._earlier else next(self._left, None)
-        if message is None or self._cursor is None or (self._cursor.lease is not None and self._is_late(message)):
-            message = await self._poll(None)
-            if message is None:
-                raise StopAsyncIteration
-        else:
-            self._hand.message = message
-        return message
-
-    def _is_late(self, message: Message) -> bool:
-        """Whether a message that was taken from `_left` may not be returned. It is fetched again then."""
-        return self._cursor is not None and self._consumer._is_late(self._cursor, message)
+        cursor = self._cursor
+        if not self._earlier and cursor is not None and (cursor.lease is None or not cursor.lease.has_ended()):
+            for message in self._left:  # not by next(): see cursors.py
+                self._hand.message = message
+                return message
+        found = await self._poll(None)
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
     async def poll(self, timeout: float | None = None) -> Message | None:
         """The next message; the one before counts as processed.
@@ -246,10 +243,11 @@ class Consumer:
         end = _end(timeout)
         self._put_earlier_down()
         while True:
-            message = next(self._left, None)
-            if message is not None and not self._is_late(message):
-                self._hand.message = message
-                return message
+            cursor = self._cursor
+            if cursor is not None and (cursor.lease is None or not cursor.lease.has_ended()):
+                for message in self._left:
+                    self._hand.message = message
+                    return message
             if not await self._found(self._cursors.next_rows, end):
                 return None
 

@@ -12,6 +12,7 @@ not affect this. Progress is in `cursors.py`, fetched records are in `fetcher.py
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
@@ -23,7 +24,7 @@ from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold, Part, Share
+from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold, Lease, Part, Share
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
@@ -97,7 +98,8 @@ class Consumer:
         self._membership: Membership | None = None
         self._polled: list[Hand] = []
         self._polled_by = 0  # the thread that called `poll` or `consume` last
-        self._polling: Iterator[Message] = iter(())
+        self._polling: Iterator[Message] = iter(())  # the rest of what the hand is at
+        self._polling_lease: Lease | None = None
         # The id of every topic ever assigned, as assigned last: records of a topic that is no longer read may still be
         # committed, and a topic created again under the name must not get their offsets.
         self._topic_ids: dict[str, bytes] = {}
@@ -441,33 +443,30 @@ class Consumer:
         Raises:
             KafkalogError: as `messages`.
         """
-        message = next(self._polling, None)
-        if message is None:
-            return self._poll(timeout)
-        [hand] = self._polled
-        if (cursor := hand.cursor) is not None:
-            lease = cursor.lease
-            if lease is not None and time.monotonic() >= lease.end and self._is_late(cursor, message):
-                return self._poll(timeout)
-        hand.message = message
-        return message
+        end: float | None = None
+        while True:
+            lease = self._polling_lease
+            if lease is None or time.monotonic() < lease.end:
+                for message in self._polling:  # not by next(): see cursors.py
+                    [hand] = self._polled
+                    hand.message = message
+                    return message
+            if end is None:
+                self._check_open()
+                arguments.seconds("timeout", timeout)
+                end = math.inf if timeout is None else time.monotonic() + timeout
+            if not self._find_polled(end):
+                return None
 
-    def _poll(self, timeout: float | None) -> Message | None:
-        self._check_open()
-        arguments.seconds("timeout", timeout)
-        end = None if timeout is None else time.monotonic() + timeout
+    def _find_polled(self, end: float) -> bool:
+        """Wait until there are messages to poll, or for the end (monotonic). Returns whether there are."""
         hand = Hand()
         self._put_polled_down(hand)
-        while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            cursor = self._next(self._cursors.next_rows, None, left, hand)
-            if cursor is None:
-                return None
-            self._polling = cursor.left
-            message = next(self._polling, None)
-            if message is not None and not self._is_late(cursor, message):
-                hand.message = message
-                return message
+        left = None if end == math.inf else max(0.0, end - time.monotonic())
+        cursor = self._next(self._cursors.next_rows, None, left, hand)
+        if cursor is not None:
+            self._polling, self._polling_lease = cursor.left, cursor.lease
+        return cursor is not None
 
     def _put_polled_down(self, *hands: Hand) -> None:
         """What `poll` or `consume` returned last is processed; it returns what these hands take next."""
@@ -527,6 +526,7 @@ class Consumer:
         if max_messages is not None:
             arguments.whole_number("max_messages", max_messages)
         try:
+            now = time.monotonic
             if max_messages is None:
                 while (cursor := self._next(self._cursors.next_rows, part, timeout, hand)) is not None:
                     lease = cursor.lease
@@ -534,28 +534,29 @@ class Consumer:
                         for message in cursor.left:
                             hand.message = message
                             yield message
-                        continue
-                    now = time.monotonic
-                    for message in cursor.left:
-                        if now() >= lease.end and self._is_late(cursor, message):
-                            break
-                        hand.message = message
-                        yield message
+                    elif not lease.has_ended():
+                        for message in cursor.left:
+                            hand.message = message
+                            yield message
+                            if now() >= lease.end:  # here: see cursors.py
+                                break
                 return
             left = max_messages
             while left > 0:
                 cursor = self._next(self._cursors.next_rows, part, timeout, hand)
                 if cursor is None:
                     return
-                lease, now = cursor.lease, time.monotonic
+                lease = cursor.lease
+                if lease is not None and lease.has_ended():
+                    continue
                 # A seek may end the rows early, and another iterator may take some: count those returned here. The
                 # range is asked first: when it ends, no message is taken that nobody gets.
                 for after, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):
-                    if lease is not None and now() >= lease.end and self._is_late(cursor, message):
-                        break
                     hand.message = message
                     left = after
                     yield message
+                    if lease is not None and now() >= lease.end:
+                        break
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)
         finally:

@@ -5,7 +5,8 @@ in the iterator's hand, and the partition's position stays before it.
 
 A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
 set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
-call comes, the move was interrupted, and fetching restarts from there.
+call comes, the move was interrupted, and fetching restarts from there. An iterator takes a message out of `left` and
+notes it in its hand by a `for` statement, with no call in between; so it looks at the lease before it takes one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -744,7 +745,13 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("how", ["messages", "messages of a stream", "arrow", "seek"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("messages", "messages of a stream", "messages of a member", "some messages of a member", "poll of a member"),
+        *("arrow", "seek"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
 def test_an_interrupt_anywhere_loses_no_record(
     cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, how: str
@@ -756,9 +763,18 @@ def test_an_interrupt_anywhere_loses_no_record(
         seen: list[int] = []
         with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=700, retry_timeout_ms=30_000) as consumer:
             consumer.assign({filled: "earliest"})
+            if "member" in how:
+                consumer._cursors.by_partition[filled].lease = cursors_module.Lease(math.inf)
 
             def some(most: int, consumer: Consumer = consumer, seen: list[int] = seen) -> None:
                 left = most
+                if "poll" in how:
+                    while left and (not seen or seen[-1] != 99):
+                        message = consumer.poll(30)
+                        assert message is not None
+                        seen.append(message.offset)
+                        left -= 1
+                    return
                 if how == "arrow":
                     for batch in consumer.arrow_batches(timeout=30):
                         seen.extend(batch.column("offset").to_pylist())
@@ -767,7 +783,7 @@ def test_an_interrupt_anywhere_loses_no_record(
                             break
                     return
                 [stream] = consumer.streams() if "stream" in how else [consumer]
-                for message in stream.messages(timeout=30):
+                for message in stream.messages(most if "some" in how else None, timeout=30):
                     seen.append(message.offset)
                     left -= 1
                     if not left or seen[-1] == 99:
@@ -780,7 +796,8 @@ def test_an_interrupt_anywhere_loses_no_record(
                 some(1)
                 was_interrupted = interrupted_at(place, seek, *OURS)
             else:
-                files = HANDING_OUT if "stream" in how else OURS  # below it is as of all messages
+                # Below these it is as of all messages.
+                files = HANDING_OUT[:1] if "member" in how else HANDING_OUT if "stream" in how else OURS
                 was_interrupted = interrupted_at(place, lambda: some(2 if how == "arrow" else 6), *files)
                 assert consumer.position(filled) <= (seen[-1] + 1 if seen else 0)
             while not seen or seen[-1] != 99:
@@ -789,7 +806,7 @@ def test_an_interrupt_anywhere_loses_no_record(
         assert set(seen[first:]) == set(range(seen[first], 100)), place
         if not was_interrupted:
             break
-    assert place > (5 if how == "seek" else 100)
+    assert place > (5 if how == "seek" else 20 if "member" in how else 100)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
