@@ -254,8 +254,8 @@ class Consumer:
     async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """The next messages, up to a number; those before count as processed.
 
-        If it is cancelled, the messages that had come are read again. So limit the time by `timeout`, which returns
-        those.
+        If it is cancelled, or a callback raises, the messages that had come are read again. So limit the time by
+        `timeout`, which returns those.
 
         Args:
             num_messages: to return at most, and to wait for.
@@ -276,23 +276,29 @@ class Consumer:
         left = num_messages
         taken: list[tuple[Cursor, list[Message]]] = []
         try:
-            while True:
-                if rows := list(itertools.islice(self._left, left)):
-                    assert self._cursor is not None
-                    self._hand.message = rows[0]
-                    taken.append((self._cursor, rows))
-                    left -= len(rows)
-                if not left or not await self._found(self._cursors.next_rows, end, keep=bool(taken)):
-                    break
-        except KafkalogError:
-            if not taken:
-                raise
-        except asyncio.CancelledError:
-            if taken:
+            try:
+                while True:
+                    self._hand.is_unseen = True
+                    if rows := list(itertools.islice(self._left, left)):
+                        assert self._cursor is not None
+                        self._hand.message = rows[0]
+                        taken.append((self._cursor, rows))
+                        left -= len(rows)
+                    if not left or not await self._found(self._cursors.next_rows, end, keep=bool(taken)):
+                        break
+            except KafkalogError:
+                if not taken:
+                    raise
+            # Only now: the lease may have ended while this task waited for more.
+            is_late = self._consumer._is_late
+            messages = [message for cursor, rows in taken if not is_late(cursor, rows[0]) for message in rows]
+            for hand in (*self._earlier, self._hand):
+                hand.is_unseen = False
+        except BaseException:
+            if any(hand.is_unseen for hand in (*self._earlier, self._hand)):
                 self._give_back()
             raise
-        # Only now: the lease may have ended while this task waited for more.
-        return [message for cursor, rows in taken if not self._consumer._is_late(cursor, rows[0]) for message in rows]
+        return messages
 
     def arrow_batches(self, timeout: float | None = None) -> AsyncIterator[pa.RecordBatch]:
         """The records of all assigned partitions as they arrive, as Arrow batches, each of one partition, in order; as

@@ -32,6 +32,7 @@ from kafkalog.errors import (
 )
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import interrupted_at
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 Ask = Callable[..., Any]
@@ -275,6 +276,28 @@ def test_consume_returns_nothing_of_a_lease_that_ended_while_it_waited(cluster: 
             assert one.consume(3, 1.5) == []
         found = [(message.partition, message.offset) for message in one.consume(2, 30)]
         assert sorted(found) == [(0, 0), (1, 0)], "they are handed out by the next membership"
+
+
+def test_consume_returns_later_what_it_had_when_a_callback_raised(cluster: LocalCluster, tested: str) -> None:
+    there = {TopicPartition(tested, number) for number in range(2)}
+
+    def fail(_: Consumer, partitions: list[TopicPartition]) -> None:
+        if TopicPartition(tested, 2) in partitions:
+            raise OSError("the database is away")
+
+    def grow() -> None:
+        waited_for(lambda: one._cursors.in_hand(there) == there)
+        admin.alter_topic(tested, partitions=3)
+
+    with member(cluster, tested, {"on_assigned": fail}) as one, Admin(cluster.bootstrap_servers) as admin:
+        growing = threading.Thread(target=grow)
+        growing.start()
+        with pytest.raises(OSError, match="the database is away"):
+            one.consume(3, 30)
+        join_all([growing], 30)
+        assert {message.partition for message in one.consume(2, 30)} == {0, 1}
+        one.commit()
+        assert set(one.committed(there).values()) <= {0}
 
 
 def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster: LocalCluster, tested: str) -> None:

@@ -469,7 +469,9 @@ class Consumer:
         return cursor is not None
 
     def _put_polled_down(self, *hands: Hand) -> None:
-        """What `poll` or `consume` returned last is processed; it returns what these hands take next."""
+        """What `poll` or `consume` returned last is processed; what an interrupted `consume` did not return is fetched
+        again. It returns what these hands take next."""
+        self._cursors.give_back([hand for hand in self._polled if hand.is_unseen])
         with self._fetcher.lock:
             for hand in self._polled:
                 self._cursors.put_hand_down(hand)
@@ -478,6 +480,8 @@ class Consumer:
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """The next messages, up to a number; those before count as processed. For one thread; others use `streams`.
+
+        If it is interrupted, or a callback raises, the messages that had come are returned by a later call.
 
         Args:
             num_messages: to return at most, and to wait for.
@@ -495,23 +499,31 @@ class Consumer:
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
         taken: list[tuple[Cursor, list[Message]]] = []
-        while left > 0:
-            hand = Hand()
-            self._polled.append(hand)
-            seconds = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                cursor = self._next(self._cursors.next_rows, None, seconds, hand)
-            except KafkalogError:
-                if taken:
+        try:
+            while left > 0:
+                hand = Hand()
+                self._polled.append(hand)
+                seconds = None if end is None else max(0.0, end - time.monotonic())
+                try:
+                    cursor = self._next(self._cursors.next_rows, None, seconds, hand)
+                except KafkalogError:
+                    if taken:
+                        break
+                    raise
+                if cursor is None:
                     break
-                raise
-            if cursor is None:
-                break
-            if rows := list(itertools.islice(cursor.left, left)):
-                taken.append((cursor, rows))
-                left -= len(rows)
-        # Only now: the lease may have ended while this thread waited for more.
-        return [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+                hand.is_unseen = True
+                if rows := list(itertools.islice(cursor.left, left)):
+                    taken.append((cursor, rows))
+                    left -= len(rows)
+            # Only now: the lease may have ended while this thread waited for more.
+            messages = [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+            for hand in self._polled:
+                hand.is_unseen = False
+        except BaseException:
+            self._cursors.give_back(self._polled)
+            raise
+        return messages
 
     def _is_late(self, cursor: Cursor, message: Message) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""

@@ -69,7 +69,7 @@ class Hand:
         cursor: of its partition; None: the hand is empty.
         message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
             begins there.
-        is_unseen: the Arrow batch was made and not handed out.
+        is_unseen: the Arrow batch was made, or messages were taken to be handed out together, and were not handed out.
         made: when its iterator was made, by `_moments`.
         given_up: when the iterator was closed with this in hand; None: it was not closed.
     """
@@ -372,14 +372,17 @@ class Cursors:
                 cursor.resume = min(cursor.next_offset(), message.offset)
                 cursor.restart()
 
-    def give_back(self, hands: Iterable[Hand]) -> None:
+    def give_back(self, hands: Collection[Hand]) -> None:
         """Fetch again what these have in hand: it was not handed out."""
+        if not hands:
+            return
         with self.fetcher.lock:
             for hand in hands:
                 cursor = hand.cursor
                 if cursor is not None and self._is_in(hand, cursor):
                     cursor.resume = min(cursor.next_offset(), hand.first_offset())
                     cursor.restart()
+                hand.is_unseen = False
                 self.put_hand_down(hand)
             self.fetcher.wake()
 
