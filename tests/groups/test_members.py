@@ -300,6 +300,28 @@ def test_consume_returns_later_what_it_had_when_a_callback_raised(cluster: Local
         assert set(one.committed(there).values()) <= {0}
 
 
+@pytest.mark.parametrize("how", ["poll", "messages"])
+def test_callbacks_wait_for_one_record_at_most(cluster: LocalCluster, tested: str, how: str) -> None:
+    """However many of other partitions have come with it."""
+    called: list[list[TopicPartition]] = []
+    produce(cluster, tested, *[0, 1] * 50)
+    with (
+        member(cluster, tested, {"on_assigned": lambda _, assigned: called.append(assigned)}) as one,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        messages: Iterator[Message | None] = one.messages() if how == "messages" else iter(lambda: one.poll(30), None)
+        assert next(messages) is not None
+        assert len(called) == 1
+        admin.alter_topic(tested, partitions=3)
+        membership = one._membership
+        assert membership is not None
+        waited_for(lambda: bool(membership._calls))
+        waited_for(lambda: all(cursor.is_through() for cursor in one._cursors.by_partition.values()), 10)
+        seen = {message[:3] for _, message in zip(range(101), messages, strict=False) if message is not None}
+        assert called[1:] == [[TopicPartition(tested, 2)]]
+        assert len(seen) == 101
+
+
 def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested, enable_auto_commit=False) as one:
         [message] = one.consume(1, 30)

@@ -293,6 +293,13 @@ class Cursors:
             cursor.seek(offset)
             self.let_go([cursor], Hold.UNPLACED)
 
+    def call(self) -> None:
+        """Have who reads see at the next record that `is_called`, whichever partition's it has at hand."""
+        with self.fetcher.lock:
+            for cursor in self.by_partition.values():
+                cursor.settle()
+            self.fetcher.call()
+
     def _set(self, cursors: dict[TopicPartition, Cursor]) -> None:
         """Lock held: fetch for these from now on, and for no others."""
         by_source = {cursor.source: cursor for cursor in cursors.values()}

@@ -492,8 +492,7 @@ class Membership:
         """Raise an error to who reads."""
         with self._lock:
             self._error = error
-        with self._cursors.fetcher.lock:
-            self._cursors.fetcher.call()
+        self._cursors.call()
 
     def _step(self) -> None:
         """Do what is to be done now, then wait for news."""
@@ -599,8 +598,7 @@ class Membership:
     ) -> None:
         with self._lock:
             self._calls.append(_Call(callback, partitions, done, lease))
-        with self._cursors.fetcher.lock:
-            self._cursors.fetcher.call()
+        self._cursors.call()
 
     def _wait_served(self) -> None:
         with self._lock:
