@@ -300,6 +300,23 @@ def test_consume_returns_later_what_it_had_when_a_callback_raised(cluster: Local
         assert set(one.committed(there).values()) <= {0}
 
 
+@pytest.mark.parametrize("seconds", [60, None])
+def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
+    cluster: LocalCluster, tested: str, seconds: float | None
+) -> None:
+    there = {TopicPartition(tested, number) for number in range(2)}
+    found: list[Message] = []
+    with member(cluster, tested) as one:
+        reading = threading.Thread(target=lambda: found.extend(one.consume(100, seconds)))
+        reading.start()
+        waited_for(lambda: one._cursors.in_hand(there) == there)
+        with member(cluster, tested) as other:
+            reading.join(10)
+            assert [message.offset for message in found] == [0, 0]
+            waited_for(lambda: len(partitions_of(one)) == 1 and len(partitions_of(other)) == 1)
+            assert other.committed([*other.assignment()]) == dict.fromkeys(other.assignment(), 1)
+
+
 @pytest.mark.parametrize("how", ["poll", "messages"])
 def test_callbacks_wait_for_one_record_at_most(cluster: LocalCluster, tested: str, how: str) -> None:
     """However many of other partitions have come with it."""

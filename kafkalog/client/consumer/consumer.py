@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold, Lease, Part, Share
+from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
@@ -488,7 +489,8 @@ class Consumer:
             timeout: seconds to wait at most; None: until there are that many.
 
         Returns:
-            fewer after `timeout` seconds, or when closed.
+            fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
+            theirs.
 
         Raises:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
@@ -502,10 +504,18 @@ class Consumer:
         try:
             while left > 0:
                 hand = Hand()
+                take = partial(self._cursors.next_rows, taken=tuple(self._polled))
                 self._polled.append(hand)
                 seconds = None if end is None else max(0.0, end - time.monotonic())
                 try:
-                    cursor = self._next(self._cursors.next_rows, None, seconds, hand)
+                    cursor = self._next(take, None, seconds, hand)
+                except Going:
+                    taken = [(cursor, rows) for cursor, rows in taken if not self._is_late(cursor, rows[0])]
+                    if taken:
+                        break
+                    self._put_polled_down()  # the lease has ended: begin anew
+                    left = num_messages
+                    continue
                 except KafkalogError:
                     if taken:
                         break
@@ -527,7 +537,7 @@ class Consumer:
 
     def _is_late(self, cursor: Cursor, message: Message) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
-        if cursor.lease is None or not cursor.lease.has_ended():
+        if not cursor.has_ended():
             return False
         self._cursors.take_back(cursor, message)
         return True
@@ -615,7 +625,7 @@ class Consumer:
         try:
             while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
                 cursor = hand.cursor
-                if cursor is None or (cursor.lease is not None and cursor.lease.has_ended()):
+                if cursor is None or cursor.has_ended():
                     hand.give_up()  # unseen: it is fetched again
                     hand = Hand()
                     continue

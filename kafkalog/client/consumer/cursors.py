@@ -143,6 +143,10 @@ class Cursor:
         self.hold = Hold.NONE
         self.resume: int | None = None
 
+    def has_ended(self) -> bool:
+        """Whether its lease has."""
+        return self.lease is not None and self.lease.has_ended()
+
     def next_offset(self) -> int:
         """The offset of the message to be handed out next. An iterator may take that message at the same time."""
         if self.resume is not None:
@@ -217,6 +221,10 @@ class Cursor:
 
 class Called(Exception):
     """Something has to be done by a thread that reads, before it waits."""
+
+
+class Going(Exception):
+    """Who asks for more records has some of a partition that is to go."""
 
 
 class Share(NamedTuple):
@@ -328,8 +336,13 @@ class Cursors:
 
     # --- handing out
 
-    def _wanted(self, part: Part) -> Sequence[Source]:
-        """Lock held: the sources to take from, as they are now. Raises InvalidArgument if there is none, Called."""
+    def _wanted(self, part: Part, taken: Iterable[Hand] = ()) -> Sequence[Source]:
+        """Lock held: the sources to take from, as they are now. Raises InvalidArgument if there is none, Called,
+        Going."""
+        for hand in taken:
+            cursor = hand.cursor
+            if cursor is not None and (cursor.hold & Hold.REVOKED or cursor.has_ended()):
+                raise Going
         if self.is_called():
             raise Called
         for cursor in self.by_partition.values():
@@ -350,14 +363,18 @@ class Cursors:
             return [self.by_partition[each] for each in sorted(self.by_partition)[part.number :: part.of]]
         return [self.of(part)]
 
-    def next_rows(self, part: Part, timeout: float | None, hand: Hand) -> Cursor | None:
+    def next_rows(self, part: Part, timeout: float | None, hand: Hand, taken: Sequence[Hand] = ()) -> Cursor | None:
         """Wait for messages and return their cursor; `hand` has put down what it had, and is at the first of them.
+
+        Args:
+            taken: have messages that are to be handed out together with these.
 
         Returns:
             None after `timeout` seconds without a message, or when closed.
 
         Raises:
             Called: the caller has to serve first.
+            Going: no more are to be taken, because those in `taken` hold up a partition, or their lease has ended.
             KafkalogError: as `Fetcher.next`.
         """
         with self.fetcher.lock:
@@ -370,7 +387,7 @@ class Cursors:
                     if not cursor.is_through():
                         hand.take_from(cursor, cursor.next_offset())
                         return cursor
-        return self.fetcher.next(partial(self._wanted, part), timeout, partial(self._take_rows, hand))
+        return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(self._take_rows, hand))
 
     def take_back(self, cursor: Cursor, message: Message) -> None:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
@@ -398,7 +415,7 @@ class Cursors:
         lease has not ended."""
         with self.fetcher.lock:
             cursor = hand.cursor
-            if cursor is None or cursor.hold or (cursor.lease is not None and cursor.lease.has_ended()):
+            if cursor is None or cursor.hold or cursor.has_ended():
                 return False
             return self._is_in(hand, cursor)
 

@@ -727,6 +727,30 @@ def test_an_error_of_a_callback_in_consume_counts_nothing_as_processed(
     asyncio.run(main())
 
 
+def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    filled = filled_with(5, cluster, admin, topic)
+
+    async def main() -> None:
+        async with (
+            aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP) as one,
+            aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP) as other,
+        ):
+            await one.subscribe([topic])
+            waiting = asyncio.create_task(one.consume(100))
+            await until(lambda: one._cursors.in_hand(filled) == set(filled))
+            await other.subscribe([topic])
+            check(await asyncio.wait_for(waiting, 20), filled, 5)
+            going_on = asyncio.create_task(one.poll())
+            await until(lambda: len(one.assignment()) == len(other.assignment()) == 1)
+            fill(cluster, topic, range(1))
+            message = await going_on
+            assert message is not None and message.offset == 5
+
+    asyncio.run(main())
+
+
 def test_closing_a_subscribed_consumer_ends_a_wait_whatever_wakes_it(
     cluster: LocalCluster, filled: list[TopicPartition]
 ) -> None:
