@@ -25,7 +25,7 @@ from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share
+from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
@@ -425,11 +425,12 @@ class Consumer:
         3).
 
         Args:
-            count: so many streams, which share the partitions that are assigned at any time; None: one for each
-                partition that is assigned now.
+            count: so many streams, which share the partitions that are assigned at any time; none goes to another
+                stream while a record of it is being processed. None: one for each partition that is assigned now.
         """
         if count is not None:
-            return [MessageStream(self, Share(number, count)) for number in range(_at_least_one("count", count))]
+            shared = Streams(_at_least_one("count", count))
+            return [MessageStream(self, Share(number, shared)) for number in range(count)]
         return [MessageStream(self, partition) for partition in self.assignment()]
 
     def poll(self, timeout: float | None = None) -> Message | None:

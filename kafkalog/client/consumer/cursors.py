@@ -227,11 +227,43 @@ class Going(Exception):
     """Who asks for more records has some of a partition that is to go."""
 
 
+class Streams:
+    """So many streams over all partitions, each of which reads its own. Guarded by the fetcher's lock.
+
+    A partition stays with its stream, whatever else comes or goes; it only moves to even them out, while no record of
+    it is in hand. So its records are processed in order.
+
+    Attributes:
+        partitions: of each stream.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.partitions: list[list[TopicPartition]] = [[] for _ in range(count)]
+        self._dealt: Mapping[TopicPartition, Cursor] = {}
+
+    def deal(self, cursors: Mapping[TopicPartition, Cursor]) -> bool:
+        """Share these partitions. Returns whether one has moved to another stream."""
+        if self._dealt is not cursors:
+            self.partitions = [[p for p in some if p in cursors] for some in self.partitions]
+            for partition in sorted(cursors.keys() - set(itertools.chain(*self.partitions))):
+                min(self.partitions, key=len).append(partition)
+            self._dealt = cursors
+        has_moved = False
+        while True:
+            fewest, most = min(self.partitions, key=len), max(self.partitions, key=len)
+            free = [partition for partition in most if not cursors[partition].hands]
+            if len(most) - len(fewest) < 2 or not free:
+                return has_moved
+            most.remove(free[0])
+            fewest.append(free[0])
+            has_moved = True
+
+
 class Share(NamedTuple):
-    """One of several streams over all partitions, each of which reads its own of them."""
+    """What one of several streams reads."""
 
     number: int
-    of: int
+    streams: Streams
 
 
 Part = TopicPartition | Share | None
@@ -360,7 +392,9 @@ class Cursors:
         if part is None:
             return list(self.by_partition.values())
         if isinstance(part, Share):
-            return [self.by_partition[each] for each in sorted(self.by_partition)[part.number :: part.of]]
+            if part.streams.deal(self.by_partition):
+                self.fetcher.call()
+            return [self.by_partition[each] for each in part.streams.partitions[part.number]]
         return [self.of(part)]
 
     def next_rows(self, part: Part, timeout: float | None, hand: Hand, taken: Sequence[Hand] = ()) -> Cursor | None:

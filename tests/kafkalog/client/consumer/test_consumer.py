@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -937,6 +938,44 @@ def test_streams_are_read_by_a_thread_each(cluster: LocalCluster, admin: Admin, 
             thread.start()
         join_all(threads, 60)
     assert seen == {p: list(range(p, 8000, 4)) for p in range(4)}
+
+
+@pytest.fixture
+def four(cluster: LocalCluster, admin: Admin, topic: str) -> list[TopicPartition]:
+    """Partitions with ten records each."""
+    admin.create_topic(topic, partitions=4)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(40):
+            producer.send(topic, b"%d" % number, partition=number % 4)
+    return [TopicPartition(topic, number) for number in range(4)]
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_a_partition_stays_with_its_stream_when_another_goes(
+    consumer: Consumer, four: list[TopicPartition], gone: int
+) -> None:
+    consumer.assign(dict.fromkeys(four, "earliest"))
+    streams = consumer.streams(2)
+    readers = [stream.messages(timeout=0.1) for stream in streams]
+    found = [[next(messages)[:3]] for messages in readers]
+    consumer.unassign([four[gone]])
+    for begun, stream in zip(found, streams, strict=True):  # while both have one in hand
+        begun += [message[:3] for message in stream.messages(timeout=0.1)]
+    of = [{TopicPartition(*each[:2]) for each in some} for some in found]
+    assert of[0] | of[1] >= set(four) - {four[gone]}
+    assert not of[0] & of[1]
+
+
+def test_streams_are_evened_out_by_what_is_not_in_hand(consumer: Consumer, four: list[TopicPartition]) -> None:
+    consumer.assign(dict.fromkeys(four, "earliest"))
+    first, second = consumer.streams(2)
+    messages = first.messages()
+    in_hand = TopicPartition(*next(messages)[:2])
+    assert {message.partition for message in second.messages(20, timeout=10)} == {1, 3}
+    consumer.unassign([four[1], four[3]])
+    [other] = {four[0], four[2]} - {in_hand}
+    assert [message[:3] for message in second.messages(10, timeout=10)] == [(*other, offset) for offset in range(10)]
+    assert [message[:3] for message in itertools.islice(messages, 9)] == [(*in_hand, at) for at in range(1, 10)]
 
 
 def test_a_stream_that_nobody_reads_delays_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
