@@ -339,6 +339,30 @@ def test_callbacks_wait_for_one_record_at_most(cluster: LocalCluster, tested: st
         assert len(seen) == 101
 
 
+def test_an_iterator_that_asks_no_more_keeps_no_partition(cluster: LocalCluster, tested: str) -> None:
+    """However much others ask."""
+    with member(cluster, tested, max_poll_interval_ms=500) as one:
+        asks_no_more = one.messages()
+        held = next(asks_no_more)
+        found: list[tuple[int, int]] = []
+        reading = threading.Thread(target=lambda: found.extend((each.partition, each.offset) for each in one))
+        reading.start()
+        waited_for(lambda: (held.partition, held.offset) in found)
+    join_all([reading], 30)
+
+
+def test_a_closed_iterator_keeps_no_partition_and_what_it_had_is_read_again(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        waited_for(lambda: len(one.assignment()) == 2)
+        iterators = [stream.messages() for stream in one.streams()]
+        assert [next(messages).offset for messages in iterators] == [0, 0]
+        for messages in iterators:
+            messages.close()  # type: ignore[attr-defined]
+        with member(cluster, tested) as other:
+            message = other.poll(10)
+            assert message is not None and message.offset == 0
+
+
 def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested, enable_auto_commit=False) as one:
         [message] = one.consume(1, 30)

@@ -355,9 +355,20 @@ class Cursors:
         return cursor
 
     def in_hand(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those of some partitions of which an iterator has a record in hand."""
+        """Those of some partitions of which an iterator that was not closed has a record in hand."""
         with self.fetcher.lock:
-            return {p for p in partitions if (cursor := self.by_partition.get(p)) is not None and cursor.hands}
+            cursors = {p: cursor for p in partitions if (cursor := self.by_partition.get(p)) is not None}
+            return {p for p, cursor in cursors.items() if any(hand.given_up is None for hand in cursor.hands)}
+
+    def in_hands(self) -> dict[Hand, object]:
+        """The hands with records that the application has, and an object that is another one when a hand has others."""
+        with self.fetcher.lock:
+            return {
+                hand: hand.offset if hand.message is None else hand.message
+                for cursor in self.by_partition.values()
+                for hand in cursor.hands
+                if hand.given_up is None and not hand.is_unseen
+            }
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset before which every record is processed, of those of some partitions that are read. Of one that
