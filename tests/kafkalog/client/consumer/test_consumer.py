@@ -588,6 +588,21 @@ def test_timeout_bounds_the_wait_for_the_next_message(consumer: Consumer, filled
     assert 0.2 <= time.monotonic() - started < 10
 
 
+def test_a_timeout_of_zero_does_not_wait(cluster: LocalCluster, consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "latest"})
+    waited_for(lambda: consumer.poll(0) is None and any(link.count for link in consumer._fetcher._links.values()))
+
+    def polled() -> float:
+        began = time.perf_counter()
+        assert consumer.poll(0) is None
+        return time.perf_counter() - began
+
+    assert min(polled() for _ in range(100)) < 0.001
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(filled.topic, b"100", partition=0)
+    waited_for(lambda: consumer.poll(0) is not None)
+
+
 def test_records_larger_than_a_fetch_come_all_the_same(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with Producer(cluster.bootstrap_servers) as producer:
