@@ -26,7 +26,7 @@ from kafkalog.client.admin import AtTimestamp
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer import consumer as threaded
-from kafkalog.client.consumer.cursors import Cursor, Hand
+from kafkalog.client.consumer.cursors import Cursor, Going, Hand
 from kafkalog.errors import InvalidArgument, KafkalogError
 from kafkalog.net.forks import after_fork
 from kafkalog.records import Message, TopicPartition
@@ -213,18 +213,15 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        message = None if self._earlier else next(self._left, None)
-        if message is None or self._cursor is None or (self._cursor.lease is not None and self._is_late(message)):
-            message = await self._poll(None)
-            if message is None:
-                raise StopAsyncIteration
-        else:
-            self._hand.message = message
-        return message
-
-    def _is_late(self, message: Message) -> bool:
-        """Whether a message that was taken from `_left` may not be returned. It is fetched again then."""
-        return self._cursor is not None and self._consumer._is_late(self._cursor, message)
+        cursor = self._cursor
+        if not self._earlier and cursor is not None and (cursor.lease is None or not cursor.lease.has_ended()):
+            for message in self._left:  # not by next(): see cursors.py
+                self._hand.message = message
+                return message
+        found = await self._poll(None)
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
     async def poll(self, timeout: float | None = None) -> Message | None:
         """The next message; the one before counts as processed.
@@ -246,25 +243,27 @@ class Consumer:
         end = _end(timeout)
         self._put_earlier_down()
         while True:
-            message = next(self._left, None)
-            if message is not None and not self._is_late(message):
-                self._hand.message = message
-                return message
+            cursor = self._cursor
+            if cursor is not None and not cursor.has_ended():
+                for message in self._left:
+                    self._hand.message = message
+                    return message
             if not await self._found(self._cursors.next_rows, end):
                 return None
 
     async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """The next messages, up to a number; those before count as processed.
 
-        If it is cancelled, the messages that had come are read again. So limit the time by `timeout`, which returns
-        those.
+        If it is cancelled, or a callback raises, the messages that had come are read again. So limit the time by
+        `timeout`, which returns those.
 
         Args:
             num_messages: to return at most, and to wait for.
             timeout: seconds to wait at most; None: until there are that many.
 
         Returns:
-            fewer after `timeout` seconds, or when closed.
+            fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
+            theirs.
 
         Raises:
             KafkalogError: as `kafkalog.Consumer.messages`. Messages that had come before it are returned first.
@@ -275,26 +274,40 @@ class Consumer:
             raise InvalidArgument(reason=f"num_messages must be at least 1, not {num_messages}")
         end = _end(timeout)
         self._put_earlier_down()
-        left = num_messages
+        left, is_late = num_messages, self._consumer._is_late
         taken: list[tuple[Cursor, list[Message]]] = []
         try:
-            while True:
-                if rows := list(itertools.islice(self._left, left)):
-                    assert self._cursor is not None
-                    self._hand.message = rows[0]
-                    taken.append((self._cursor, rows))
-                    left -= len(rows)
-                if not left or not await self._found(self._cursors.next_rows, end, keep=bool(taken)):
-                    break
-        except KafkalogError:
-            if not taken:
-                raise
-        except asyncio.CancelledError:
-            if taken:
+            try:
+                while True:
+                    self._hand.is_unseen = True
+                    if rows := list(itertools.islice(self._left, left)):
+                        assert self._cursor is not None
+                        self._hand.message = rows[0]
+                        taken.append((self._cursor, rows))
+                        left -= len(rows)
+                    if not left:
+                        break
+                    try:
+                        if not await self._found(self._cursors.next_rows, end, keep=bool(taken)):
+                            break
+                    except Going:
+                        taken = [(cursor, rows) for cursor, rows in taken if not is_late(cursor, rows[0])]
+                        if taken:
+                            break
+                        self._give_back()  # the lease has ended: begin anew
+                        left = num_messages
+            except KafkalogError:
+                if not taken:
+                    raise
+            # Only now: the lease may have ended while this task waited for more.
+            messages = [message for cursor, rows in taken if not is_late(cursor, rows[0]) for message in rows]
+            for hand in (*self._earlier, self._hand):
+                hand.is_unseen = False
+        except BaseException:
+            if any(hand.is_unseen for hand in (*self._earlier, self._hand)):
                 self._give_back()
             raise
-        # Only now: the lease may have ended while this task waited for more.
-        return [message for cursor, rows in taken if not self._consumer._is_late(cursor, rows[0]) for message in rows]
+        return messages
 
     def arrow_batches(self, timeout: float | None = None) -> AsyncIterator[pa.RecordBatch]:
         """The records of all assigned partitions as they arrive, as Arrow batches, each of one partition, in order; as
@@ -311,6 +324,7 @@ class Consumer:
 
     async def _next_arrow(self, timeout: float | None) -> pa.RecordBatch | None:
         end = _end(timeout)
+        self._put_earlier_down()
         while True:
             batch = await self._found(self._cursors.next_arrow, end)
             if batch is None:
@@ -349,8 +363,8 @@ class Consumer:
             if self._wait is not wait:  # another task was faster
                 continue
             self._wait = None
-            if wait is not begun and isinstance(wait.found.exception(), InvalidArgument):
-                continue  # nothing was assigned after the call that began it, and before this one
+            if wait is not begun and isinstance(wait.found.exception(), InvalidArgument | Going):
+                continue  # of what was assigned, or taken, before this call
             found = wait.found.result()
             if found is None:
                 return None
@@ -366,7 +380,8 @@ class Consumer:
         """Begin to wait; what is in hand counts as processed, but not what a call of `consume` is collecting."""
         processed, hand = self._hand, Hand()
         self._hand, self._cursor, self._left = Hand(), None, _NOTHING
-        return _Wait(take, hand, self._thread.begin(partial(_waited, self._consumer, take, processed, hand)))
+        taking = partial(take, taken=tuple(self._earlier)) if self._earlier else take
+        return _Wait(take, hand, self._thread.begin(partial(_waited, self._consumer, taking, processed, hand)))
 
     def _put_earlier_down(self) -> None:
         """What `consume` has returned is processed; not the last partition's, because `_left` follows it."""

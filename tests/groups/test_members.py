@@ -33,6 +33,7 @@ from kafkalog.errors import (
 )
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import interrupted_at
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 Ask = Callable[..., Any]
@@ -276,6 +277,91 @@ def test_consume_returns_nothing_of_a_lease_that_ended_while_it_waited(cluster: 
             assert one.consume(3, 1.5) == []
         found = [(message.partition, message.offset) for message in one.consume(2, 30)]
         assert sorted(found) == [(0, 0), (1, 0)], "they are handed out by the next membership"
+
+
+def test_consume_returns_later_what_it_had_when_a_callback_raised(cluster: LocalCluster, tested: str) -> None:
+    there = {TopicPartition(tested, number) for number in range(2)}
+
+    def fail(_: Consumer, partitions: list[TopicPartition]) -> None:
+        if TopicPartition(tested, 2) in partitions:
+            raise OSError("the database is away")
+
+    def grow() -> None:
+        waited_for(lambda: one._cursors.in_hand(there) == there)
+        admin.alter_topic(tested, partitions=3)
+
+    with member(cluster, tested, {"on_assigned": fail}) as one, Admin(cluster.bootstrap_servers) as admin:
+        growing = threading.Thread(target=grow)
+        growing.start()
+        with pytest.raises(OSError, match="the database is away"):
+            one.consume(3, 30)
+        join_all([growing], 30)
+        assert {message.partition for message in one.consume(2, 30)} == {0, 1}
+        one.commit()
+        assert set(one.committed(there).values()) <= {0}
+
+
+@pytest.mark.parametrize("seconds", [60, None])
+def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
+    cluster: LocalCluster, tested: str, seconds: float | None
+) -> None:
+    there = {TopicPartition(tested, number) for number in range(2)}
+    found: list[Message] = []
+    with member(cluster, tested) as one:
+        reading = threading.Thread(target=lambda: found.extend(one.consume(100, seconds)))
+        reading.start()
+        waited_for(lambda: one._cursors.in_hand(there) == there)
+        with member(cluster, tested) as other:
+            reading.join(10)
+            assert [message.offset for message in found] == [0, 0]
+            waited_for(lambda: len(partitions_of(one)) == 1 and len(partitions_of(other)) == 1)
+            assert other.committed([*other.assignment()]) == dict.fromkeys(other.assignment(), 1)
+
+
+@pytest.mark.parametrize("how", ["poll", "messages"])
+def test_callbacks_wait_for_one_record_at_most(cluster: LocalCluster, tested: str, how: str) -> None:
+    """However many of other partitions have come with it."""
+    called: list[list[TopicPartition]] = []
+    produce(cluster, tested, *[0, 1] * 50)
+    with (
+        member(cluster, tested, {"on_assigned": lambda _, assigned: called.append(assigned)}) as one,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        messages: Iterator[Message | None] = one.messages() if how == "messages" else iter(lambda: one.poll(30), None)
+        assert next(messages) is not None
+        assert len(called) == 1
+        admin.alter_topic(tested, partitions=3)
+        membership = one._membership
+        assert membership is not None
+        waited_for(lambda: bool(membership._calls))
+        waited_for(lambda: all(cursor.is_through() for cursor in one._cursors.by_partition.values()), 10)
+        seen = {message[:3] for _, message in zip(range(101), messages, strict=False) if message is not None}
+        assert called[1:] == [[TopicPartition(tested, 2)]]
+        assert len(seen) == 101
+
+
+def test_an_iterator_that_asks_no_more_keeps_no_partition(cluster: LocalCluster, tested: str) -> None:
+    """However much others ask."""
+    with member(cluster, tested, max_poll_interval_ms=500) as one:
+        asks_no_more = one.messages()
+        held = next(asks_no_more)
+        found: list[tuple[int, int]] = []
+        reading = threading.Thread(target=lambda: found.extend((each.partition, each.offset) for each in one))
+        reading.start()
+        waited_for(lambda: (held.partition, held.offset) in found)
+    join_all([reading], 30)
+
+
+def test_a_closed_iterator_keeps_no_partition_and_what_it_had_is_read_again(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        waited_for(lambda: len(one.assignment()) == 2)
+        iterators = [stream.messages() for stream in one.streams()]
+        assert [next(messages).offset for messages in iterators] == [0, 0]
+        for messages in iterators:
+            messages.close()  # type: ignore[attr-defined]
+        with member(cluster, tested) as other:
+            message = other.poll(10)
+            assert message is not None and message.offset == 0
 
 
 def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster: LocalCluster, tested: str) -> None:

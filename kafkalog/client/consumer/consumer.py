@@ -12,18 +12,20 @@ not affect this. Progress is in `cursors.py`, fetched records are in `fetcher.py
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Hand, Hold, Part, Share
+from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Callback, Membership, Subscription
 from kafkalog.client.groups import commit_offsets, committed_offsets
@@ -97,7 +99,8 @@ class Consumer:
         self._membership: Membership | None = None
         self._polled: list[Hand] = []
         self._polled_by = 0  # the thread that called `poll` or `consume` last
-        self._polling: Iterator[Message] = iter(())
+        self._polling: Iterator[Message] = iter(())  # the rest of what the hand is at
+        self._polling_lease: Lease | None = None
         # The id of every topic ever assigned, as assigned last: records of a topic that is no longer read may still be
         # committed, and a topic created again under the name must not get their offsets.
         self._topic_ids: dict[str, bytes] = {}
@@ -422,11 +425,12 @@ class Consumer:
         3).
 
         Args:
-            count: so many streams, which share the partitions that are assigned at any time; None: one for each
-                partition that is assigned now.
+            count: so many streams, which share the partitions that are assigned at any time; none goes to another
+                stream while a record of it is being processed. None: one for each partition that is assigned now.
         """
         if count is not None:
-            return [MessageStream(self, Share(number, count)) for number in range(_at_least_one("count", count))]
+            shared = Streams(_at_least_one("count", count))
+            return [MessageStream(self, Share(number, shared)) for number in range(count)]
         return [MessageStream(self, partition) for partition in self.assignment()]
 
     def poll(self, timeout: float | None = None) -> Message | None:
@@ -441,36 +445,35 @@ class Consumer:
         Raises:
             KafkalogError: as `messages`.
         """
-        message = next(self._polling, None)
-        if message is None:
-            return self._poll(timeout)
-        [hand] = self._polled
-        if (cursor := hand.cursor) is not None:
-            lease = cursor.lease
-            if lease is not None and time.monotonic() >= lease.end and self._is_late(cursor, message):
-                return self._poll(timeout)
-        hand.message = message
-        return message
+        end: float | None = None
+        while True:
+            lease = self._polling_lease
+            if lease is None or time.monotonic() < lease.end:
+                for message in self._polling:  # not by next(): see cursors.py
+                    [hand] = self._polled
+                    hand.message = message
+                    return message
+            if end is None:
+                self._check_open()
+                arguments.seconds("timeout", timeout)
+                end = math.inf if timeout is None else time.monotonic() + timeout
+            if not self._find_polled(end):
+                return None
 
-    def _poll(self, timeout: float | None) -> Message | None:
-        self._check_open()
-        arguments.seconds("timeout", timeout)
-        end = None if timeout is None else time.monotonic() + timeout
+    def _find_polled(self, end: float) -> bool:
+        """Wait until there are messages to poll, or for the end (monotonic). Returns whether there are."""
         hand = Hand()
         self._put_polled_down(hand)
-        while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            cursor = self._next(self._cursors.next_rows, None, left, hand)
-            if cursor is None:
-                return None
-            self._polling = cursor.left
-            message = next(self._polling, None)
-            if message is not None and not self._is_late(cursor, message):
-                hand.message = message
-                return message
+        left = None if end == math.inf else max(0.0, end - time.monotonic())
+        cursor = self._next(self._cursors.next_rows, None, left, hand)
+        if cursor is not None:
+            self._polling, self._polling_lease = cursor.left, cursor.lease
+        return cursor is not None
 
     def _put_polled_down(self, *hands: Hand) -> None:
-        """What `poll` or `consume` returned last is processed; it returns what these hands take next."""
+        """What `poll` or `consume` returned last is processed; what an interrupted `consume` did not return is fetched
+        again. It returns what these hands take next."""
+        self._cursors.give_back([hand for hand in self._polled if hand.is_unseen])
         with self._fetcher.lock:
             for hand in self._polled:
                 self._cursors.put_hand_down(hand)
@@ -480,12 +483,15 @@ class Consumer:
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """The next messages, up to a number; those before count as processed. For one thread; others use `streams`.
 
+        If it is interrupted, or a callback raises, the messages that had come are returned by a later call.
+
         Args:
             num_messages: to return at most, and to wait for.
             timeout: seconds to wait at most; None: until there are that many.
 
         Returns:
-            fewer after `timeout` seconds, or when closed.
+            fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
+            theirs.
 
         Raises:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
@@ -496,27 +502,43 @@ class Consumer:
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
         taken: list[tuple[Cursor, list[Message]]] = []
-        while left > 0:
-            hand = Hand()
-            self._polled.append(hand)
-            seconds = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                cursor = self._next(self._cursors.next_rows, None, seconds, hand)
-            except KafkalogError:
-                if taken:
+        try:
+            while left > 0:
+                hand = Hand()
+                take = partial(self._cursors.next_rows, taken=tuple(self._polled))
+                self._polled.append(hand)
+                seconds = None if end is None else max(0.0, end - time.monotonic())
+                try:
+                    cursor = self._next(take, None, seconds, hand)
+                except Going:
+                    taken = [(cursor, rows) for cursor, rows in taken if not self._is_late(cursor, rows[0])]
+                    if taken:
+                        break
+                    self._put_polled_down()  # the lease has ended: begin anew
+                    left = num_messages
+                    continue
+                except KafkalogError:
+                    if taken:
+                        break
+                    raise
+                if cursor is None:
                     break
-                raise
-            if cursor is None:
-                break
-            if rows := list(itertools.islice(cursor.left, left)):
-                taken.append((cursor, rows))
-                left -= len(rows)
-        # Only now: the lease may have ended while this thread waited for more.
-        return [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+                hand.is_unseen = True
+                if rows := list(itertools.islice(cursor.left, left)):
+                    taken.append((cursor, rows))
+                    left -= len(rows)
+            # Only now: the lease may have ended while this thread waited for more.
+            messages = [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+            for hand in self._polled:
+                hand.is_unseen = False
+        except BaseException:
+            self._cursors.give_back(self._polled)
+            raise
+        return messages
 
     def _is_late(self, cursor: Cursor, message: Message) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
-        if cursor.lease is None or not cursor.lease.has_ended():
+        if not cursor.has_ended():
             return False
         self._cursors.take_back(cursor, message)
         return True
@@ -527,6 +549,7 @@ class Consumer:
         if max_messages is not None:
             arguments.whole_number("max_messages", max_messages)
         try:
+            now = time.monotonic
             if max_messages is None:
                 while (cursor := self._next(self._cursors.next_rows, part, timeout, hand)) is not None:
                     lease = cursor.lease
@@ -534,28 +557,29 @@ class Consumer:
                         for message in cursor.left:
                             hand.message = message
                             yield message
-                        continue
-                    now = time.monotonic
-                    for message in cursor.left:
-                        if now() >= lease.end and self._is_late(cursor, message):
-                            break
-                        hand.message = message
-                        yield message
+                    elif not lease.has_ended():
+                        for message in cursor.left:
+                            hand.message = message
+                            yield message
+                            if now() >= lease.end:  # here: see cursors.py
+                                break
                 return
             left = max_messages
             while left > 0:
                 cursor = self._next(self._cursors.next_rows, part, timeout, hand)
                 if cursor is None:
                     return
-                lease, now = cursor.lease, time.monotonic
+                lease = cursor.lease
+                if lease is not None and lease.has_ended():
+                    continue
                 # A seek may end the rows early, and another iterator may take some: count those returned here. The
                 # range is asked first: when it ends, no message is taken that nobody gets.
                 for after, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):
-                    if lease is not None and now() >= lease.end and self._is_late(cursor, message):
-                        break
                     hand.message = message
                     left = after
                     yield message
+                    if lease is not None and now() >= lease.end:
+                        break
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)
         finally:
@@ -602,7 +626,7 @@ class Consumer:
         try:
             while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
                 cursor = hand.cursor
-                if cursor is None or (cursor.lease is not None and cursor.lease.has_ended()):
+                if cursor is None or cursor.has_ended():
                     hand.give_up()  # unseen: it is fetched again
                     hand = Hand()
                     continue

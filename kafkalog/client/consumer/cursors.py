@@ -5,7 +5,8 @@ in the iterator's hand, and the partition's position stays before it.
 
 A KeyboardInterrupt may come after any call. Before records move from one place to the next, the cursor's `resume` is
 set to the offset to restart from; the assignment that completes the move clears it. If it is still set when the next
-call comes, the move was interrupted, and fetching restarts from there.
+call comes, the move was interrupted, and fetching restarts from there. An iterator takes a message out of `left` and
+notes it in its hand by a `for` statement, with no call in between; so it looks at the lease before it takes one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Hand:
         cursor: of its partition; None: the hand is empty.
         message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
             begins there.
-        is_unseen: the Arrow batch was made and not handed out.
+        is_unseen: the Arrow batch was made, or messages were taken to be handed out together, and were not handed out.
         made: when its iterator was made, by `_moments`.
         given_up: when the iterator was closed with this in hand; None: it was not closed.
     """
@@ -141,6 +142,10 @@ class Cursor:
         self.hands: set[Hand] = set()
         self.hold = Hold.NONE
         self.resume: int | None = None
+
+    def has_ended(self) -> bool:
+        """Whether its lease has."""
+        return self.lease is not None and self.lease.has_ended()
 
     def next_offset(self) -> int:
         """The offset of the message to be handed out next. An iterator may take that message at the same time."""
@@ -218,11 +223,47 @@ class Called(Exception):
     """Something has to be done by a thread that reads, before it waits."""
 
 
+class Going(Exception):
+    """Who asks for more records has some of a partition that is to go."""
+
+
+class Streams:
+    """So many streams over all partitions, each of which reads its own. Guarded by the fetcher's lock.
+
+    A partition stays with its stream, whatever else comes or goes; it only moves to even them out, while no record of
+    it is in hand. So its records are processed in order.
+
+    Attributes:
+        partitions: of each stream.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.partitions: list[list[TopicPartition]] = [[] for _ in range(count)]
+        self._dealt: Mapping[TopicPartition, Cursor] = {}
+
+    def deal(self, cursors: Mapping[TopicPartition, Cursor]) -> bool:
+        """Share these partitions. Returns whether one has moved to another stream."""
+        if self._dealt is not cursors:
+            self.partitions = [[p for p in some if p in cursors] for some in self.partitions]
+            for partition in sorted(cursors.keys() - set(itertools.chain(*self.partitions))):
+                min(self.partitions, key=len).append(partition)
+            self._dealt = cursors
+        has_moved = False
+        while True:
+            fewest, most = min(self.partitions, key=len), max(self.partitions, key=len)
+            free = [partition for partition in most if not cursors[partition].hands]
+            if len(most) - len(fewest) < 2 or not free:
+                return has_moved
+            most.remove(free[0])
+            fewest.append(free[0])
+            has_moved = True
+
+
 class Share(NamedTuple):
-    """One of several streams over all partitions, each of which reads its own of them."""
+    """What one of several streams reads."""
 
     number: int
-    of: int
+    streams: Streams
 
 
 Part = TopicPartition | Share | None
@@ -292,6 +333,13 @@ class Cursors:
             cursor.seek(offset)
             self.let_go([cursor], Hold.UNPLACED)
 
+    def call(self) -> None:
+        """Have who reads see at the next record that `is_called`, whichever partition's it has at hand."""
+        with self.fetcher.lock:
+            for cursor in self.by_partition.values():
+                cursor.settle()
+            self.fetcher.call()
+
     def _set(self, cursors: dict[TopicPartition, Cursor]) -> None:
         """Lock held: fetch for these from now on, and for no others."""
         by_source = {cursor.source: cursor for cursor in cursors.values()}
@@ -307,9 +355,20 @@ class Cursors:
         return cursor
 
     def in_hand(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those of some partitions of which an iterator has a record in hand."""
+        """Those of some partitions of which an iterator that was not closed has a record in hand."""
         with self.fetcher.lock:
-            return {p for p in partitions if (cursor := self.by_partition.get(p)) is not None and cursor.hands}
+            cursors = {p: cursor for p in partitions if (cursor := self.by_partition.get(p)) is not None}
+            return {p for p, cursor in cursors.items() if any(hand.given_up is None for hand in cursor.hands)}
+
+    def in_hands(self) -> dict[Hand, object]:
+        """The hands with records that the application has, and an object that is another one when a hand has others."""
+        with self.fetcher.lock:
+            return {
+                hand: hand.offset if hand.message is None else hand.message
+                for cursor in self.by_partition.values()
+                for hand in cursor.hands
+                if hand.given_up is None and not hand.is_unseen
+            }
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset before which every record is processed, of those of some partitions that are read. Of one that
@@ -320,8 +379,13 @@ class Cursors:
 
     # --- handing out
 
-    def _wanted(self, part: Part) -> Sequence[Source]:
-        """Lock held: the sources to take from, as they are now. Raises InvalidArgument if there is none, Called."""
+    def _wanted(self, part: Part, taken: Iterable[Hand] = ()) -> Sequence[Source]:
+        """Lock held: the sources to take from, as they are now. Raises InvalidArgument if there is none, Called,
+        Going."""
+        for hand in taken:
+            cursor = hand.cursor
+            if cursor is not None and (cursor.hold & Hold.REVOKED or cursor.has_ended()):
+                raise Going
         if self.is_called():
             raise Called
         for cursor in self.by_partition.values():
@@ -339,17 +403,23 @@ class Cursors:
         if part is None:
             return list(self.by_partition.values())
         if isinstance(part, Share):
-            return [self.by_partition[each] for each in sorted(self.by_partition)[part.number :: part.of]]
+            if part.streams.deal(self.by_partition):
+                self.fetcher.call()
+            return [self.by_partition[each] for each in part.streams.partitions[part.number]]
         return [self.of(part)]
 
-    def next_rows(self, part: Part, timeout: float | None, hand: Hand) -> Cursor | None:
+    def next_rows(self, part: Part, timeout: float | None, hand: Hand, taken: Sequence[Hand] = ()) -> Cursor | None:
         """Wait for messages and return their cursor; `hand` has put down what it had, and is at the first of them.
+
+        Args:
+            taken: have messages that are to be handed out together with these.
 
         Returns:
             None after `timeout` seconds without a message, or when closed.
 
         Raises:
             Called: the caller has to serve first.
+            Going: no more are to be taken, because those in `taken` hold up a partition, or their lease has ended.
             KafkalogError: as `Fetcher.next`.
         """
         with self.fetcher.lock:
@@ -362,7 +432,7 @@ class Cursors:
                     if not cursor.is_through():
                         hand.take_from(cursor, cursor.next_offset())
                         return cursor
-        return self.fetcher.next(partial(self._wanted, part), timeout, partial(self._take_rows, hand))
+        return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(self._take_rows, hand))
 
     def take_back(self, cursor: Cursor, message: Message) -> None:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
@@ -371,14 +441,17 @@ class Cursors:
                 cursor.resume = min(cursor.next_offset(), message.offset)
                 cursor.restart()
 
-    def give_back(self, hands: Iterable[Hand]) -> None:
+    def give_back(self, hands: Collection[Hand]) -> None:
         """Fetch again what these have in hand: it was not handed out."""
+        if not hands:
+            return
         with self.fetcher.lock:
             for hand in hands:
                 cursor = hand.cursor
                 if cursor is not None and self._is_in(hand, cursor):
                     cursor.resume = min(cursor.next_offset(), hand.first_offset())
                     cursor.restart()
+                hand.is_unseen = False
                 self.put_hand_down(hand)
             self.fetcher.wake()
 
@@ -387,7 +460,7 @@ class Cursors:
         lease has not ended."""
         with self.fetcher.lock:
             cursor = hand.cursor
-            if cursor is None or cursor.hold or (cursor.lease is not None and cursor.lease.has_ended()):
+            if cursor is None or cursor.hold or cursor.has_ended():
                 return False
             return self._is_in(hand, cursor)
 

@@ -367,8 +367,8 @@ class Fetcher:
                 by_fd[link.connection.fileno()] = broker_id, link
                 poller.register(link.connection.fileno(), select.POLLIN)
                 until.append(link.deadline)
-        timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000 + 1, _POLL_MS_MAX) if until else None
-        events = poller.poll(timeout_ms)
+        timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000, _POLL_MS_MAX) if until else None
+        events = poller.poll(timeout_ms)  # rounds up
         for fd, _ in events:
             if fd == self._wake_receiver.fileno():
                 self._drain_wakes()

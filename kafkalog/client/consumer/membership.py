@@ -38,7 +38,7 @@ from kafkalog.client.admin import ListedOffset, list_offsets
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.client.config import ConsumerSettings
-from kafkalog.client.consumer.cursors import Cursor, Cursors, Hold, Lease
+from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease
 from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
@@ -168,7 +168,7 @@ class Membership:
         self._serving: object = None  # of the thread that runs a callback
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
-        self._progress: object = None
+        self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
         self._order = 0
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
@@ -494,8 +494,7 @@ class Membership:
         """Raise an error to who reads."""
         with self._lock:
             self._error = error
-        with self._cursors.fetcher.lock:
-            self._cursors.fetcher.call()
+        self._cursors.call()
 
     def _step(self) -> None:
         """Do what is to be done now, then wait for news."""
@@ -601,8 +600,7 @@ class Membership:
     ) -> None:
         with self._lock:
             self._calls.append(_Call(callback, partitions, done, lease))
-        with self._cursors.fetcher.lock:
-            self._cursors.fetcher.call()
+        self._cursors.call()
 
     def _wait_served(self) -> None:
         with self._lock:
@@ -873,15 +871,20 @@ class Membership:
     # --- slow applications
 
     def _check_poll(self) -> None:
-        """Leave the group if the application has asked for no record for `max.poll.interval.ms`."""
+        """Leave the group if the application, or an iterator that has a record in hand, has asked for no record for
+        `max.poll.interval.ms`."""
         now = time.monotonic()
-        with self._cursors.fetcher.lock:
-            progress = [cursor.position() for cursor in self._cursors.by_partition.values() if cursor.hands]
+        in_hands = self._cursors.in_hands()
         with self._lock:
-            if self._reading or not self._is_member or progress != self._progress:
-                self._asked_at, self._progress = now, progress
+            before = self._progress
+            self._progress = {
+                hand: before[hand] if hand in before and before[hand][0] is what else (what, now)
+                for hand, what in in_hands.items()
+            }
+            if self._reading or not self._is_member or self._progress != before:
+                self._asked_at = now
             limit_ms = self._settings.max_poll_interval_ms
-            is_slow = now - self._asked_at > limit_ms / 1000
+            is_slow = now - min([self._asked_at, *(since for _, since in self._progress.values())]) > limit_ms / 1000
         if is_slow and not self._is_ending():
             left_at = time.monotonic()
             self._lease.end = -1.0
@@ -890,7 +893,7 @@ class Membership:
             with self._lock:
                 self._lost = UnknownMember(group=self._group, member=self._name)
             self._lose()
-            while self._asked_at < left_at and not self._is_ending():
+            while not self._reading and self._asked_at < left_at and not self._is_ending():
                 self._pause(_PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
 
     # --- the end

@@ -10,12 +10,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer, TopicPartition, aio
+from kafkalog.aio.calls import in_thread
 from kafkalog.errors import Closed, InvalidArgument, OffsetOutOfRange, UnknownTopic
 from tests.kafkalog.client.test_forks import in_child
 from tests.proxy import proxied
@@ -699,6 +701,52 @@ def test_an_error_of_a_callback_is_raised_to_who_reads(cluster: LocalCluster, fi
             assert {message.offset for message in await consumer.consume(20)} == set(range(4990, 5000))
             await consumer.unsubscribe()
             assert consumer.assignment() == []
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_callback_in_consume_counts_nothing_as_processed(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    filled = [*filled_with(5, cluster, admin, topic, partitions=1), TopicPartition(topic, 1)]
+
+    async def main() -> None:
+        def on_assigned(_: aio.Consumer, partitions: list[TopicPartition]) -> None:
+            if filled[1] in partitions:
+                raise ZeroDivisionError
+
+        async with aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP) as consumer:
+            await consumer.subscribe([topic], on_assigned=on_assigned)
+            waiting = asyncio.create_task(consumer.consume(15, timeout=30))
+            await until(lambda: bool(consumer._cursors.in_hand(filled)))
+            await in_thread(partial(admin.alter_topic, topic, partitions=2))
+            with pytest.raises(ZeroDivisionError):
+                await waiting
+            check(await consumer.consume(5), filled[:1], 5)
+
+    asyncio.run(main())
+
+
+def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    filled = filled_with(5, cluster, admin, topic)
+
+    async def main() -> None:
+        async with (
+            aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP) as one,
+            aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP) as other,
+        ):
+            await one.subscribe([topic])
+            waiting = asyncio.create_task(one.consume(100))
+            await until(lambda: one._cursors.in_hand(filled) == set(filled))
+            await other.subscribe([topic])
+            check(await asyncio.wait_for(waiting, 20), filled, 5)
+            going_on = asyncio.create_task(one.poll())
+            await until(lambda: len(one.assignment()) == len(other.assignment()) == 1)
+            fill(cluster, topic, range(1))
+            message = await going_on
+            assert message is not None and message.offset == 5
 
     asyncio.run(main())
 

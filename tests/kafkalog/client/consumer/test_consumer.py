@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
 import threading
@@ -586,6 +588,21 @@ def test_timeout_bounds_the_wait_for_the_next_message(consumer: Consumer, filled
     assert 0.2 <= time.monotonic() - started < 10
 
 
+def test_a_timeout_of_zero_does_not_wait(cluster: LocalCluster, consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: "latest"})
+    waited_for(lambda: consumer.poll(0) is None and any(link.count for link in consumer._fetcher._links.values()))
+
+    def polled() -> float:
+        began = time.perf_counter()
+        assert consumer.poll(0) is None
+        return time.perf_counter() - began
+
+    assert min(polled() for _ in range(100)) < 0.001
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(filled.topic, b"100", partition=0)
+    waited_for(lambda: consumer.poll(0) is not None)
+
+
 def test_records_larger_than_a_fetch_come_all_the_same(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with Producer(cluster.bootstrap_servers) as producer:
@@ -744,7 +761,13 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("how", ["messages", "messages of a stream", "arrow", "seek"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("messages", "messages of a stream", "messages of a member", "some messages of a member", "poll of a member"),
+        *("lists of a member", "arrow", "seek"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
 def test_an_interrupt_anywhere_loses_no_record(
     cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, how: str
@@ -756,9 +779,24 @@ def test_an_interrupt_anywhere_loses_no_record(
         seen: list[int] = []
         with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=700, retry_timeout_ms=30_000) as consumer:
             consumer.assign({filled: "earliest"})
+            if "member" in how:
+                consumer._cursors.by_partition[filled].lease = cursors_module.Lease(math.inf)
 
             def some(most: int, consumer: Consumer = consumer, seen: list[int] = seen) -> None:
                 left = most
+                if "poll" in how:
+                    while left and (not seen or seen[-1] != 99):
+                        message = consumer.poll(30)
+                        assert message is not None
+                        seen.append(message.offset)
+                        left -= 1
+                    return
+                if "lists" in how:
+                    while left > 0 and (not seen or seen[-1] != 99):
+                        found = consumer.consume(5, 30)
+                        seen.extend(message.offset for message in found)
+                        left -= len(found)
+                    return
                 if how == "arrow":
                     for batch in consumer.arrow_batches(timeout=30):
                         seen.extend(batch.column("offset").to_pylist())
@@ -767,7 +805,7 @@ def test_an_interrupt_anywhere_loses_no_record(
                             break
                     return
                 [stream] = consumer.streams() if "stream" in how else [consumer]
-                for message in stream.messages(timeout=30):
+                for message in stream.messages(most if "some" in how else None, timeout=30):
                     seen.append(message.offset)
                     left -= 1
                     if not left or seen[-1] == 99:
@@ -780,7 +818,8 @@ def test_an_interrupt_anywhere_loses_no_record(
                 some(1)
                 was_interrupted = interrupted_at(place, seek, *OURS)
             else:
-                files = HANDING_OUT if "stream" in how else OURS  # below it is as of all messages
+                # Below these it is as of all messages.
+                files = HANDING_OUT[:1] if "member" in how else HANDING_OUT if "stream" in how else OURS
                 was_interrupted = interrupted_at(place, lambda: some(2 if how == "arrow" else 6), *files)
                 assert consumer.position(filled) <= (seen[-1] + 1 if seen else 0)
             while not seen or seen[-1] != 99:
@@ -789,7 +828,7 @@ def test_an_interrupt_anywhere_loses_no_record(
         assert set(seen[first:]) == set(range(seen[first], 100)), place
         if not was_interrupted:
             break
-    assert place > (5 if how == "seek" else 100)
+    assert place > (5 if how == "seek" else 20 if "member" in how else 100)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -914,6 +953,44 @@ def test_streams_are_read_by_a_thread_each(cluster: LocalCluster, admin: Admin, 
             thread.start()
         join_all(threads, 60)
     assert seen == {p: list(range(p, 8000, 4)) for p in range(4)}
+
+
+@pytest.fixture
+def four(cluster: LocalCluster, admin: Admin, topic: str) -> list[TopicPartition]:
+    """Partitions with ten records each."""
+    admin.create_topic(topic, partitions=4)
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(40):
+            producer.send(topic, b"%d" % number, partition=number % 4)
+    return [TopicPartition(topic, number) for number in range(4)]
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_a_partition_stays_with_its_stream_when_another_goes(
+    consumer: Consumer, four: list[TopicPartition], gone: int
+) -> None:
+    consumer.assign(dict.fromkeys(four, "earliest"))
+    streams = consumer.streams(2)
+    readers = [stream.messages(timeout=0.1) for stream in streams]
+    found = [[next(messages)[:3]] for messages in readers]
+    consumer.unassign([four[gone]])
+    for begun, stream in zip(found, streams, strict=True):  # while both have one in hand
+        begun += [message[:3] for message in stream.messages(timeout=0.1)]
+    of = [{TopicPartition(*each[:2]) for each in some} for some in found]
+    assert of[0] | of[1] >= set(four) - {four[gone]}
+    assert not of[0] & of[1]
+
+
+def test_streams_are_evened_out_by_what_is_not_in_hand(consumer: Consumer, four: list[TopicPartition]) -> None:
+    consumer.assign(dict.fromkeys(four, "earliest"))
+    first, second = consumer.streams(2)
+    messages = first.messages()
+    in_hand = TopicPartition(*next(messages)[:2])
+    assert {message.partition for message in second.messages(20, timeout=10)} == {1, 3}
+    consumer.unassign([four[1], four[3]])
+    [other] = {four[0], four[2]} - {in_hand}
+    assert [message[:3] for message in second.messages(10, timeout=10)] == [(*other, offset) for offset in range(10)]
+    assert [message[:3] for message in itertools.islice(messages, 9)] == [(*in_hand, at) for at in range(1, 10)]
 
 
 def test_a_stream_that_nobody_reads_delays_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
