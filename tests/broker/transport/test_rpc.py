@@ -951,8 +951,8 @@ def test_a_commit_is_not_written_once_its_client_has_given_up(
     read, refuse = session.get_many, session._not_asked
     not_asked: list[str] = []
 
-    def slowly(wanted: list[str], watch: Any = None) -> list[Any]:
-        found = read(wanted, watch)
+    def slowly(wanted: list[str], watch: Any = None, **how: Any) -> list[Any]:
+        found = read(wanted, watch, **how)
         is_waiting = session._caller.is_waiting
         if is_waiting is not None:  # else it is no call, but the broker's own
             standing_still.set()
