@@ -187,10 +187,19 @@ def main() -> int:
         patch.object(Membership, "_ask", lambda *given: requests.ask(*given)),
         patch.object(Membership, "_new_registry", registry),
     ):
-        consumer.subscribe(options.topic, on_assigned=assigned, on_revoked=revoked, on_lost=lost)
+        try:
+            consumer.subscribe(options.topic, on_assigned=assigned, on_revoked=revoked, on_lost=lost)
+        except Closed:
+            assert ended.is_set()
+            return 0
         last: dict[int, int] = {}
         for number, runs in enumerate(_read(consumer, options, ended), 1):
+            # Between a hand-out and its line the consumer may be closed: then the records are not processed.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            if ended.is_set():
+                break
             writer.write_all("out", runs)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             last = {partition: end_offset for partition, _, end_offset in runs}
             ended.wait(dice.random() * options.pause_ms / 1000)  # the application's work; a signal ends it
             if ended.is_set():

@@ -529,12 +529,14 @@ class Consumer:
                     left -= len(rows)
             # Only now: the lease may have ended while this thread waited for more.
             messages = [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+            lease = taken[-1][0].lease if taken else None
             for hand in self._polled:
                 hand.is_unseen = False
         except BaseException:
             self._cursors.give_back(self._polled)
             raise
-        return messages
+        # The handler of a signal may have closed the consumer after the last look; here none comes in between.
+        return messages if lease is None or lease.end >= 0 else []
 
     def _is_late(self, cursor: Cursor, message: Message) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
@@ -631,7 +633,8 @@ class Consumer:
                     hand = Hand()
                     continue
                 hand.is_unseen = False
-                yield batch
+                if cursor.lease is None or cursor.lease.end >= 0:  # as in `consume`
+                    yield batch
         finally:
             hand.give_up()
 

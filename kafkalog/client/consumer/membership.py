@@ -963,7 +963,8 @@ class Membership:
         """Call the callbacks that are left to call."""
         held, subscription = self._told(), self._subscription
         for call in self._calls[self._serving is not None :]:
-            if call.callback is subscription.on_lost:
+            if call.callback is subscription.on_lost and not call.was_called:
+                call.was_called = True  # this may be a signal's handler above a thread that is about to call it
                 call.callback(self._consumer(), call.partitions)
         callback = subscription.on_revoked if is_valid else subscription.on_lost
         if callback is not None and held:
