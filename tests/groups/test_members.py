@@ -925,3 +925,62 @@ def test_a_member_for_which_a_broker_has_no_room_to_wait_asks_again_a_moment_lat
         with requests(no_room, one):
             waited_for(lambda: len(asked) > 3)
     assert all(later - earlier >= 0.3 for earlier, later in itertools.pairwise(asked))
+
+
+# --- subscribing anew, and what callbacks may do
+
+
+def test_who_waits_while_its_consumer_subscribes_anew_reads_on_as_a_member(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, max_poll_interval_ms=700) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.poll(0) is None
+        found: list[Message] = []
+        reading = threading.Thread(target=lambda: found.extend(one.messages(max_messages=2)), daemon=True)
+        reading.start()
+        waited_for(lambda: bool(of(one)._reading))
+        one.subscribe(tested)
+        waited_for(lambda: len(one.assignment()) == 2)
+        until = time.monotonic() + 1.5
+        waited_for(lambda: time.monotonic() > until)  # longer than max.poll.interval.ms
+        assert of(one)._is_member
+        produce(cluster, tested, 0, 1)
+        reading.join(30)
+        assert len(found) == 2
+
+
+def test_a_callback_cannot_read(cluster: LocalCluster, tested: str) -> None:
+    told: list[str] = []
+
+    def read(consumer: Any, _: list[TopicPartition]) -> None:
+        for how in (consumer.poll, consumer.consume, lambda: next(consumer.messages())):
+            with pytest.raises(InvalidArgument, match="a callback of a subscription cannot read") as raised:
+                how()
+            told.append(str(raised.value))
+
+    with member(cluster, tested, {"on_assigned": read}) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert len(told) == 3
+
+
+@pytest.mark.parametrize("how", ["unsubscribe", "subscribe"])
+def test_a_callback_that_raises_leaves_no_consumer_that_waits_for_nothing(
+    cluster: LocalCluster, tested: str, how: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("it does not work")
+
+    with member(cluster, tested, {"on_revoked": fail}) as one:
+        assert one.poll(30)
+        with pytest.raises(ValueError, match="it does not work"):
+            one.unsubscribe() if how == "unsubscribe" else one.subscribe(tested)
+        with pytest.raises(InvalidArgument, match="no partition is assigned"):
+            one.poll(30)
+
+
+def test_a_seek_ends_the_error_that_asks_for_it_at_once(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, auto_offset_reset="error") as one:
+        with pytest.raises(NoCommittedOffset):
+            one.poll(30)
+        for partition in one.assignment():
+            one.seek(partition, 0)
+        assert len(one.consume(2, 30)) == 2

@@ -188,7 +188,7 @@ class Consumer:
         that stay are read on while others move. Replaces an earlier subscription.
 
         The callbacks are called with this consumer and a list of partitions, in a thread that reads (or closes): in it
-        they may `seek`, `commit` and `pause`.
+        they may `seek`, `commit` and `pause`, but not read. If one raises, so does the call that called it.
 
         Args:
             topics: names; or a compiled regular expression that a whole name matches. A name that begins with ^ is a
@@ -210,22 +210,35 @@ class Consumer:
             raise InvalidArgument(
                 reason="this consumer has assigned partitions: unassign them, or use another consumer"
             )
-        self.unsubscribe()
+        try:
+            self._leave()
+        except BaseException:
+            self.unsubscribe()
+            raise
         subscription = Subscription(names, pattern, on_assigned, on_revoked, on_lost)
         self._membership = membership = Membership(
             self._cluster, self._cursors, self, group, self._settings, subscription
         )
         membership.start()
+        with self._fetcher.lock:
+            self._fetcher.call()  # who waits for records is a reader of this membership from now on
         if self._fetcher.closed:  # meanwhile, by a callback, a signal's handler or another thread
             membership.stop(2.0)
             raise Closed(what="consumer")
 
     def unsubscribe(self) -> None:
         """Leave the group; as `close`, but the consumer stays open."""
+        try:
+            self._leave()
+        finally:
+            with self._fetcher.lock:
+                self._cursors.may_be_empty = False
+                self._fetcher.call()
+
+    def _leave(self) -> None:
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.stop(2.0)
-            self._cursors.may_be_empty = False
 
     def _check_not_subscribed(self, what: str) -> None:
         if self._membership is not None:
@@ -454,7 +467,7 @@ class Consumer:
                     hand.message = message
                     return message
             if end is None:
-                self._check_open()
+                self._check_may_read()
                 arguments.seconds("timeout", timeout)
                 end = math.inf if timeout is None else time.monotonic() + timeout
             if not self._find_polled(end):
@@ -496,7 +509,7 @@ class Consumer:
         Raises:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
         """
-        self._check_open()
+        self._check_may_read()
         arguments.seconds("timeout", timeout)
         left = _at_least_one("num_messages", num_messages)
         end = None if timeout is None else time.monotonic() + timeout
@@ -584,13 +597,17 @@ class Consumer:
                         break
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)
+                self._fetcher.call()  # others may have what is left of its rows
         finally:
             hand.give_up()
+            if hand.cursor is not None:
+                self._fetcher.wake()  # as above; no lock, because this may be the garbage collector's call
 
     def _next(
         self, take: Callable[[Part, float | None, Hand], _Taken | None], part: Part, timeout: float | None, hand: Hand
     ) -> _Taken | None:
         """What `take` returns, a method of the cursors. Callbacks of the subscription run in between."""
+        self._check_not_in_callback()
         if self._polled and hand not in self._polled and self._polled_by == threading.get_ident():
             self._put_polled_down()  # this thread has gone over to an iterator
         end = None if timeout is None else time.monotonic() + timeout
@@ -641,6 +658,14 @@ class Consumer:
     def _check_open(self) -> None:
         if self._fetcher.closed:
             raise Closed(what="consumer")
+
+    def _check_may_read(self) -> None:
+        self._check_open()
+        self._check_not_in_callback()
+
+    def _check_not_in_callback(self) -> None:
+        if self._membership is not None and self._membership.is_serving_here():
+            raise InvalidArgument(reason="a callback of a subscription cannot read: the call that called it is reading")
 
     def _after_fork_in_child(self) -> None:
         membership, self._membership = self._membership, None

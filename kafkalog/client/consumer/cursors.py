@@ -169,6 +169,20 @@ class Cursor:
         """Whether all `rows` were handed out, or will be fetched again."""
         return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]
 
+    def is_free(self) -> bool:
+        """Whether no iterator that goes on has a record of it in hand."""
+        return all(hand.given_up is not None for hand in self.hands)
+
+    def cut(self) -> int:
+        """Hand out no more of `rows`; returns the offset of the first one that was not handed out, and keeps it in
+        `resume`."""
+        if self.resume is None:
+            self.resume = self.next_offset()
+            if self.rows:
+                left = list(self.left)  # in one step: a running iterator gets none of these
+                self.resume = left[0].offset if left else self.end_offset
+        return self.resume
+
     def settle(self) -> None:
         """Stop handing out `rows`; those not handed out are fetched again."""
         if self.rows and self.resume is None:
@@ -390,6 +404,8 @@ class Cursors:
             raise Called
         for cursor in self.by_partition.values():
             cursor.restart()
+            if cursor.rows and cursor.is_free():  # what an iterator has left is everybody's
+                cursor.settle()
         if self.is_late():
             return ()
         if part is None:
@@ -438,7 +454,7 @@ class Cursors:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
         with self.fetcher.lock:
             if self._by_source.get(cursor.source) is cursor:
-                cursor.resume = min(cursor.next_offset(), message.offset)
+                cursor.resume = min(cursor.cut(), message.offset)
                 cursor.restart()
 
     def give_back(self, hands: Collection[Hand]) -> None:
@@ -449,7 +465,7 @@ class Cursors:
             for hand in hands:
                 cursor = hand.cursor
                 if cursor is not None and self._is_in(hand, cursor):
-                    cursor.resume = min(cursor.next_offset(), hand.first_offset())
+                    cursor.resume = min(cursor.cut(), hand.first_offset())
                     cursor.restart()
                 hand.is_unseen = False
                 self.put_hand_down(hand)
@@ -545,5 +561,5 @@ class Cursors:
     def _restart(self) -> None:
         """Lock held: restart all cursors, after the fetching thread was interrupted."""
         for cursor in self.by_partition.values():
-            cursor.resume = cursor.next_offset()
+            cursor.cut()
             cursor.restart()

@@ -165,7 +165,8 @@ class Membership:
         self._freed = False
         self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
         self._calls: list[_Call] = []  # one at most is due at a time
-        self._serving: object = None  # of the thread that runs a callback
+        self._serving: object = None  # of the call that runs a callback
+        self._server = -1  # the thread of that
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
@@ -204,7 +205,21 @@ class Membership:
     # --- for threads that read
 
     def _is_due(self) -> bool:
-        return self._due_call() is not None or self._error is not None
+        is_new = threading.get_ident() not in self._reading  # it began to wait under another subscription
+        return is_new or self._due_call() is not None or self._due_error() is not None
+
+    def _due_error(self) -> KafkalogError | None:
+        """What keeps the member from reading."""
+        error = self._error
+        if isinstance(error, NoCommittedOffset):
+            cursors = self._cursors.by_partition.values()
+            if not any(cursor.hold & Hold.UNPLACED for cursor in cursors):
+                return None  # they were sought; the member's thread is about to notice
+        return error
+
+    def is_serving_here(self) -> bool:
+        """Whether this thread runs a callback."""
+        return self._server == threading.get_ident()
 
     def _due_call(self) -> _Call | None:
         if self._serving is not None or not self._calls:
@@ -231,17 +246,17 @@ class Membership:
         while True:
             try:
                 with self._lock:
-                    error = self._error
+                    error = self._due_error()
                     if error is not None:
                         raise error.fresh()
                     call = self._due_call()
                     if call is None:
                         return
-                    self._serving = mine
+                    self._serving, self._server = mine, threading.get_ident()
                 self._serve(call)
             finally:
                 if self._serving is mine:
-                    self._serving = None
+                    self._serving, self._server = None, -1
                     with self._lock:
                         self._changed.notify_all()
 
@@ -779,8 +794,9 @@ class Membership:
             self._look_at = time.monotonic() + _PAUSE_SECONDS_MAX
             topics = sorted({partition.topic for partition in unplaced})
             for partition, offset in committed_offsets(self._cluster, self._group, topics).items():
-                if partition in unplaced:
-                    self._cursors.seek(unplaced.pop(partition), offset)
+                with self._cursors.fetcher.lock:  # meanwhile it may have been sought
+                    if (cursor := unplaced.pop(partition, None)) is not None and cursor.hold & Hold.UNPLACED:
+                        self._cursors.seek(cursor, offset)
         if unplaced and not has_failed:
             where = str(min(unplaced))
             self._fail(NoCommittedOffset(group=self._group, partition=where, setting="auto.offset.reset"))

@@ -489,6 +489,23 @@ def test_an_iterator_continues_with_what_is_assigned_or_left_to_it(
     assert [next(iterator)[:3] for _ in range(80)] == [(*left, offset) for offset in range(20, 100)]
 
 
+def test_what_an_iterator_left_of_its_rows_is_given_to_one_that_waits(
+    consumer: Consumer, filled: TopicPartition
+) -> None:
+    consumer.assign({filled: 0})
+    assert len(list(consumer.messages(max_messages=2))) == 2
+    consumer.assign({filled: 90})
+    mine = consumer.messages()
+    assert next(mine).offset == 90
+    found: list[Message] = []
+    reading = threading.Thread(target=lambda: found.extend(consumer.messages(max_messages=9)), daemon=True)
+    reading.start()
+    waited_for(lambda: consumer._fetcher._driver is not None or bool(found))
+    mine.close()  # type: ignore[attr-defined]
+    reading.join(20)
+    assert [message.offset for message in found] == list(range(91, 100))
+
+
 def test_partitions_that_came_to_be_asked_for_apart_wait_together_and_not_for_each_other(
     cluster: LocalCluster, admin: Admin, topic: str
 ) -> None:
