@@ -5,9 +5,9 @@ the generation in one change. So all members act on the same view, and no member
 asked for what it knows of a group: it may be any.
 
 A topic of which a generation saw n partitions, and which now has more, is read from 0 in the others, whatever
-`auto.offset.reset` says, and so is a topic that is new to a pattern: what came between its creation and its discovery
-would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind what it has
-read, also while no member reads it: the only reader of a topic may be away for a moment.
+`auto.offset.reset` says, and so is a topic that is new to the pattern of a member: what came between its creation and
+its discovery would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind
+what it has read, also while no member reads it: the only reader of a topic may be away for a moment.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Groups:
             self._remove(group, state, name, lease_version)
             return True
 
-        has_lapsed = self.states.change(group, change)
+        has_lapsed = self.states.change(group, change, is_own=True)
         if has_lapsed:
             log.info("member_lapsed", group=group, member=name)
         return has_lapsed
@@ -126,7 +126,7 @@ class Groups:
             if replace(after, generation=state.generation) != state:
                 self.states.write(group, state, after)
 
-        self.states.change(group, change)
+        self.states.change(group, change, is_own=True)
 
     def is_current(self, state: GroupState, described: Mapping[str, Member]) -> bool:
         """Whether the topics that a group reads have the partitions that it has, as far as this broker knows. It may

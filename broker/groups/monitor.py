@@ -38,8 +38,9 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 LOOK_SECONDS = 0.5
-_GAP_SECONDS = 2.0
-"""Looks further apart than this do not count as one."""
+_LATE_SECONDS = 2.0
+_GAP_SECONDS = 5.0
+"""Looks further apart than this, or than half of a long session timeout, do not count as one."""
 
 
 def broker_of(group: str, brokers: Iterable[int]) -> int:
@@ -49,10 +50,11 @@ def broker_of(group: str, brokers: Iterable[int]) -> int:
 
 
 class _Seen(NamedTuple):
-    """A lease, and when it was first seen with this version."""
+    """The lease of a membership, and for how long it was seen with this version."""
 
+    epoch: int
     version: int
-    since: float
+    seconds: float
 
 
 class Monitor:
@@ -65,7 +67,7 @@ class Monitor:
         self._groups = groups
         self._clock = clock
         self._stopping = threading.Event()
-        self._looked_at = -_GAP_SECONDS
+        self._looked_at = 0.0
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._noticed: dict[str, tuple[GroupState, Mapping[str, TopicRecord]]] = {}  # by group: what was compared last
         self._failures: set[str] = set()  # of the last look, which are not logged again
@@ -98,8 +100,6 @@ class Monitor:
     def look(self) -> None:
         """Look at all groups of this broker once. Raises ZooKeeperUnreachable."""
         began = self._clock.monotonic()
-        if began - self._looked_at > _GAP_SECONDS:
-            self._seen.clear()
         failures_before, self._failures = self._failures, set()
         names = group_names(self._session)
         self._groups.states.keep_only(set(names))
@@ -107,13 +107,12 @@ class Monitor:
         mine = [group for group in names if broker_of(group, brokers) == self._broker_id]
         found = self._readable(self._groups.states.read_each(mine))
         states = {group: state for group, state in found.items() if state.seats}
-        self._looked_at = began
         self._end_leases(states)
         self._notice_partitions({group: state for group, state in states.items() if state.kind == CONSUMER})
         for failure in sorted(self._failures - failures_before):
             log.warning("group_not_looked_after", reason=failure)
         seconds = self._clock.monotonic() - began
-        if seconds > _GAP_SECONDS:
+        if seconds > _LATE_SECONDS:
             log.warning("groups_looked_after_late", seconds=round(seconds, 1), groups=len(mine))
 
     def _readable(self, found: Mapping[_Key, _Value | UnreadableZnode]) -> dict[_Key, _Value]:
@@ -139,18 +138,20 @@ class Monitor:
         names = [(group, name) for group, state in states.items() for name in state.seats]
         leases = self._readable(read_each(lambda some: members.read_leases(self._session, some), names))
         now = self._clock.monotonic()
-        if now - self._looked_at > _GAP_SECONDS:  # this thread stood still in the middle of a look
-            self._seen.clear()
-            return
+        elapsed, self._looked_at = now - self._looked_at, now
         seen_before, self._seen = self._seen, {}
         for (group, name), lease in leases.items():
             if lease is None:
                 continue  # it has just left
+            epoch = states[group].seats[name].epoch  # a member that joins anew has a lease that begins anew
             seen = seen_before.get((group, name))
-            if seen is None or seen.version != lease.version:
-                seen = _Seen(lease.version, now)
+            gap = max(_LATE_SECONDS, min(_GAP_SECONDS, lease.session_timeout_ms / 2000))
+            if seen is None or (seen.epoch, seen.version) != (epoch, lease.version) or elapsed > gap:
+                seen = _Seen(epoch, lease.version, 0.0)
+            else:
+                seen = seen._replace(seconds=seen.seconds + elapsed)
             self._seen[group, name] = seen
-            if now - seen.since >= lease.session_timeout_ms / 1000:
+            if seen.seconds >= lease.session_timeout_ms / 1000:
                 with self._alone():
                     self._groups.lapse(group, name, lease.version)
 

@@ -164,14 +164,17 @@ class States:
                     raise
         raise GroupBusy(group=group)
 
-    def change(self, group: str, decide: Callable[[GroupState], _Result]) -> _Result:
+    def change(self, group: str, decide: Callable[[GroupState], _Result], *, is_own: bool = False) -> _Result:
         """The result of `decide`, called with a group's state, and again with a fresh one if that was not the present
         one, or while `decide` raises BadVersion, NoNode, NodeExists or GuardMoved, because others were faster.
+
+        Args:
+            is_own: the broker does it for itself, however many threads of clients change this group.
 
         Raises:
             GroupBusy: they were all the time, or too many threads change this group.
         """
-        known = self._group(group, is_changing=True)
+        known = self._group(group, is_changing=True, is_own=is_own)
         try:
             return self._change(group, known, decide)
         finally:
@@ -230,7 +233,9 @@ class States:
         self._group(group).is_proven = True
         return members.guard(group, state)
 
-    def _group(self, group: str, *, waiter: threading.Event | None = None, is_changing: bool = False) -> _Group:
+    def _group(
+        self, group: str, *, waiter: threading.Event | None = None, is_changing: bool = False, is_own: bool = False
+    ) -> _Group:
         """What is known of a group, with a waiter more if one is given, or a thread more that changes it. Raises
         GroupBusy: too many do."""
         with self._lock:
@@ -240,7 +245,7 @@ class States:
             if waiter is not None:
                 known.waiters.add(waiter)
             if is_changing:
-                if known.changing >= CHANGING_MAX:
+                if known.changing >= CHANGING_MAX and not is_own:
                     raise GroupBusy(group=group)
                 known.changing += 1
             return known

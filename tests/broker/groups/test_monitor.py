@@ -472,3 +472,40 @@ def test_the_thread_looks_until_it_is_stopped_and_logs_each_failure_once(
     assert len(side.shares()["a"]) == 2
     told = [each.getMessage() for each in caplog.records if "groups_not_looked_after" in each.getMessage()]
     assert len(told) == 2 and "a defect" in told[0] and "the next one" in told[1]
+
+
+def test_a_member_that_joins_anew_is_not_removed_for_the_lease_that_it_had_before(
+    side: Side, clock: ManualClock
+) -> None:
+    side.new_topic("t", 2)
+    side.join("b", "t")
+    side.join("a", "t", instance_id="a")
+    members.renew(side.session, "g", "a", 10_000)
+    monitor = Monitor(0, side.metadata, side.groups, clock)
+    while "a" in side.state().seats:
+        members.renew(side.session, "g", "b", 10_000)
+        monitor.look()
+        clock.advance(0.5)
+    side.join("a", "t", instance_id="a")
+    members.renew(side.session, "g", "a", 10_000)  # of the same version as the one that has ended
+    members.renew(side.session, "g", "b", 10_000)
+    monitor.look()
+    assert "a" in side.state().seats
+
+
+def test_looks_that_take_long_remove_members_all_the_same(
+    side: Side, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    monitor = Monitor(0, side.metadata, side.groups, clock)
+    read_each = side.states.read_each
+
+    def slowly(wanted: Any) -> Any:
+        clock.advance(4.0)
+        return read_each(wanted)
+
+    monkeypatch.setattr(side.states, "read_each", slowly)
+    for _ in range(10):
+        monitor.look()
+    assert "a" not in side.state().seats

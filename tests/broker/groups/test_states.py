@@ -71,7 +71,7 @@ def test_a_state_is_read_once_for_threads_that_ask_at_the_same_time(
     assert not reading.acquire(timeout=0.1)
     may_answer.set()
     join_all(threads, 30)
-    assert len(found) == 4 and all(each is found[0] for each in found)
+    assert len(found) == 4 and all(each == found[0] for each in found)
 
 
 def test_a_change_by_another_broker_is_read(new_side: Callable[[], Side]) -> None:
@@ -485,3 +485,16 @@ def test_states_of_all_groups_are_remembered(side: Side) -> None:
     read = side.states.read_each(names)
     again = side.states.read_each(names)
     assert all(again[name] is read[name] for name in names)
+
+
+def test_a_broker_s_own_changes_find_room_in_a_group_that_many_threads_change(side: Side) -> None:
+    side.join("a", "t")
+    [lease] = members.read_leases(side.session, [("g", "a")])
+    assert lease is not None
+    known = side.states._group("g")
+    known.changing = module.CHANGING_MAX
+    with pytest.raises(GroupBusy):
+        side.join("b", "t")
+    side.groups.refresh("g")
+    assert side.groups.lapse("g", "a", lease.version)
+    known.changing = 0
