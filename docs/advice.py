@@ -20,8 +20,8 @@ ADVICE = {
     "(`auto.offset.reset`).",
     21: "Bytes on the disk changed. `kafkalog log verify PATH` lists the damage; see "
     "[damaged records](../how-to/recover.md#when-records-are-damaged).",
-    22: "Set `committed.fallback`. If the group has offsets in other partitions, `kafkalog groups reset --topic` sets "
-    "one for this partition too.",
+    22: "Set `committed.fallback`, or `auto.offset.reset` of a subscribed consumer. If the group has offsets in other "
+    "partitions, `kafkalog groups reset --topic` sets one for this partition too.",
     24: "Find out why the records are gone, then decide on `failOnDataLoss=false`; see "
     "[records that are gone](spark-source.md#records-that-are-gone).",
     25: "Set `committed.fallback`, or set the group's offset with `kafkalog groups reset`.",

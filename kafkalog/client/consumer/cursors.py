@@ -410,7 +410,9 @@ class Cursors:
             return ()
         if part is None:
             if not self.by_partition and not self.may_be_empty:
-                raise InvalidArgument(reason="no partition is assigned to this consumer: call assign() first")
+                raise InvalidArgument(
+                    reason="no partition is assigned to this consumer: call subscribe() or assign() first"
+                )
             return self.fetcher.sources
         return [cursor.source for cursor in self._cursors_of(part) if not cursor.hold]
 
