@@ -9,12 +9,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from queue import Empty, Queue
-from threading import Thread
-from typing import Any, NamedTuple
+from threading import Condition, Thread
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -47,9 +46,14 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
 
 class Member:
-    """A running member. What it says is read as it comes."""
+    """A running member. What it says is read as it comes.
 
-    def __init__(self, options: Options) -> None:
+    Args:
+        changed: is notified when it owns more or fewer partitions.
+    """
+
+    def __init__(self, options: Options, changed: Condition) -> None:
+        self._changed = changed
         self._process = subprocess.Popen(
             python_command("bench.group_member", json.dumps(options)),
             stdin=subprocess.PIPE,
@@ -67,7 +71,9 @@ class Member:
         for line in self._process.stdout:
             fact = json.loads(line)
             if "owned" in fact:
-                self.owned, self.changed_at = fact["owned"], fact["at"]
+                with self._changed:
+                    self.owned, self.changed_at = fact["owned"], fact["at"]
+                    self._changed.notify_all()
             else:
                 self._said.put(fact)
 
@@ -96,18 +102,25 @@ class Member:
             pipe.close()
 
 
-@contextmanager
-def members(options: Sequence[Options]) -> Iterator[list[Member]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(_closing(Member(each))) for each in options]
+class Members(list[Member]):
+    """Members that run at the same time. A context manager: they end with its block."""
 
+    def __init__(self, options: Sequence[Options]) -> None:
+        self.changed = Condition()
+        super().__init__()
+        try:
+            for each in options:
+                self.append(Member(each, self.changed))
+        except BaseException:
+            self.__exit__()
+            raise
 
-@contextmanager
-def _closing(member: Member) -> Iterator[Member]:
-    try:
-        yield member
-    finally:
-        member.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for member in self:
+            member.close()
 
 
 def tell(some: Sequence[Member], command: str) -> None:
@@ -115,16 +128,18 @@ def tell(some: Sequence[Member], command: str) -> None:
         member.tell(command)
 
 
-def settled(some: Sequence[Member], partitions: int, since: float) -> float:
+def settled(changed: Condition, some: Sequence[Member], partitions: int, since: float) -> float:
     """Wait until these members own all partitions, and each its share; returns seconds from then to the last change."""
-    end = time.monotonic() + SETTLED_WITHIN_SECONDS
-    while True:
+
+    def have_shares() -> bool:
         owned = [member.owned for member in some]
-        if sum(owned) == partitions and max(owned) - min(owned) <= 1:
-            return max(member.changed_at for member in some) - since
-        if time.monotonic() > end:
+        return sum(owned) == partitions and max(owned) - min(owned) <= 1
+
+    with changed:
+        if not changed.wait_for(have_shares, SETTLED_WITHIN_SECONDS):
+            owned = [member.owned for member in some]
             raise RuntimeError(f"partitions have no owners after {SETTLED_WITHIN_SECONDS:.0f} s: {owned}")
-        time.sleep(0.005)  # members say it in lines that come at any time, and each line is looked at by a thread
+        return max(member.changed_at for member in some) - since
 
 
 class Change(NamedTuple):
@@ -155,21 +170,21 @@ class Settling:
 
     def run(self) -> None:
         options = Options(self._cluster.bootstrap_servers, f"settling-{next(self._runs)}", "settled-")
-        with members([options] * (self._size + 1)) as all_members:
-            first, more = all_members[:-1], all_members[-1]
-            self._timed(f"{self._size} join at once", first, lambda: tell(first, "join"))
-            self._timed("one more joins", all_members, lambda: more.tell("join"))
-            self._timed("one leaves", first, lambda: more.tell("leave"))
+        with Members([options] * (self._size + 1)) as everybody:
+            changed, first, more = everybody.changed, everybody[:-1], everybody[-1]
+            self._timed(f"{self._size} join at once", changed, first, lambda: tell(first, "join"))
+            self._timed("one more joins", changed, everybody, lambda: more.tell("join"))
+            self._timed("one leaves", changed, first, lambda: more.tell("leave"))
             more.ended()
             tell(first, "leave")
             for member in first:
                 member.ended()
 
-    def _timed(self, name: str, some: Sequence[Member], change: Callable[[], object]) -> None:
+    def _timed(self, name: str, changed: Condition, some: Sequence[Member], change: Callable[[], object]) -> None:
         writes, requests = self._zookeeper()
         begun = time.time()
         change()
-        seconds = settled(some, self._partitions, begun)
+        seconds = settled(changed, some, self._partitions, begun)
         writes_after, requests_after = self._zookeeper()
         took = Change(seconds, writes_after - writes, requests_after - requests)
         self.found.setdefault(name, []).append(took)
@@ -213,10 +228,10 @@ def throughput(cluster: LocalCluster, admin: Admin, scale: float) -> Iterator[di
 
     def read(size: int) -> float:
         options = Options(cluster.bootstrap_servers, f"read-{next(runs)}", "read", records // size)
-        with members([options] * size) as some:
+        with Members([options] * size) as some:
             begun = time.time()
             tell(some, "join")
-            settled(some, READ_PARTITIONS, begun)
+            settled(some.changed, some, READ_PARTITIONS, begun)
             tell(some, "go")
             seconds: list[float] = [member.next("seconds") for member in some]
             tell(some, "leave")

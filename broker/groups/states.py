@@ -200,8 +200,9 @@ class States:
                     if known.is_proven or self._is_current(group, state):
                         return result
             if attempt:
-                # Another broker was faster, twice. None knows of the others, and a watch would report only the change
-                # that has won: a random pause lets one of them through, outside of the lock, for 0.1 s at most.
+                # Another broker was faster, twice. No event can end this pause: a watch reports the change that has won
+                # to all that lost at the same moment, and they would compete again. Pauses of different lengths, of
+                # 0.1 s at most and outside of the lock, let one of them through.
                 time.sleep(random.random() * _PAUSE_SECONDS * min(attempt, 10))
         raise GroupBusy(group=group)
 

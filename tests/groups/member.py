@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,13 +105,14 @@ class _Requests:
             return self._ask(membership, method, request, seconds)
         if thrown >= self._faults / 2:
             copy = type(request).FromString(request.SerializeToString())
-            threading.Thread(target=self._execute_late, args=(membership, method, copy, delay), daemon=True).start()
+            late = threading.Timer(delay, self._execute_late, (membership, method, copy))
+            late.daemon = True
+            late.start()
         else:
             self._ask(membership, method, request, seconds)
         raise RequestTimedOut(what=method, address="a broker", timeout_ms=0)
 
-    def _execute_late(self, membership: Membership, method: str, request: Any, delay: float) -> None:
-        time.sleep(delay)  # this is the fault: a network that delivers late; nothing waits for it
+    def _execute_late(self, membership: Membership, method: str, request: Any) -> None:
         try:
             self._ask(membership, method, request)
         except Exception:  # nobody waits for it

@@ -931,9 +931,10 @@ class Membership:
             except RetriableError:
                 if time.monotonic() >= until:
                     raise
-            # The thread that closes waits here, for as long as `close` may take. What failed (a broker that restarts, a
-            # connection to ZooKeeper) comes back inside brokers, which notify no client of it.
-            time.sleep(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
+            registry = self._registry
+            if registry is None:
+                raise Closed(what="consumer")
+            registry.pause(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
 
     def stop(self, timeout: float) -> None:
         """Hand out nothing more, call `on_revoked` in this thread, commit, and leave the group; a static member keeps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -22,9 +22,9 @@ from kafkalog.records import TopicPartition
 from kafkalog.zk import groups
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM
-from kafkalog.zk.session import Operation, ZooKeeperSession
+from kafkalog.zk.session import ZooKeeperSession
+from tests.between import ahead, amid
 from tests.broker.groups.sides import Side, partitions
-from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 
@@ -47,18 +47,6 @@ def commit(side: Side, who: Claimant, partition: TopicPartition, at: int, number
 def release(side: Side, who: Claimant, ending: Mapping[TopicPartition, Claim | int]) -> None:
     numbers = {p: each if isinstance(each, int) else each.number for p, each in ending.items()}
     claims.release(side.states, who, numbers, {}, 0)
-
-
-def before(monkeypatch: pytest.MonkeyPatch, side: Side, happens: Callable[[], object]) -> None:
-    """Let something happen right before the side's next write."""
-    multi = side.session.multi
-
-    def after_it(operations: Sequence[Operation]) -> None:
-        monkeypatch.setattr(side.session, "multi", multi)
-        happens()
-        multi(operations)
-
-    monkeypatch.setattr(side.session, "multi", after_it)
 
 
 # --- claims
@@ -170,7 +158,7 @@ def test_all_or_none_when_another_changes_the_group_at_the_claim(
     other.learn()
     side.join("a", "t")
     me = side.claimant("a")
-    before(monkeypatch, side, lambda: other.join("b", "t"))
+    ahead(monkeypatch, side.session, "multi", lambda: other.join("b", "t"))
     with pytest.raises(StaleGeneration):
         claims.claim(side.states, me, 1, [P0, P1, P2, P3])
     assert side.owners() == {}
@@ -185,7 +173,7 @@ def test_a_claim_that_another_of_the_group_overtakes_keeps_both(
     side.join("a", "t")
     side.join("b", "t")
     shares = side.shares()
-    before(monkeypatch, side, lambda: other.claimed("b", *shares["b"]))
+    ahead(monkeypatch, side.session, "multi", lambda: other.claimed("b", *shares["b"]))
     assert set(side.claimed("a", *shares["a"])) == set(shares["a"])
     assert side.owners() == {p: name for name, share in shares.items() for p in share}
     numbers = {name: set(seat.claims.values()) for name, seat in side.state().seats.items()}
@@ -331,7 +319,7 @@ def test_a_commit_that_stalls_on_the_way_spares_the_next_owners(
     side.join("a", "t")
     me, mine = side.claimant("a"), side.claimed("a", P0)[P0]
     side.join("b", "t")
-    before(monkeypatch, stalled, proxy.hold)
+    ahead(monkeypatch, stalled.session, "multi", proxy.hold)
     with pytest.raises(ZooKeeperUnreachable):
         claims.commit(stalled.states, me, {P0: Offset(5, topic_id, 0, mine.number, 9)}, 1)
     side.groups.lapse("g", "a", 0)
@@ -365,7 +353,7 @@ def test_a_commit_that_another_of_the_same_owner_overtakes_changes_nothing(
     side.new_topic("t", 1)
     side.join("a", "t")
     me, mine = side.claimant("a"), side.claimed("a", P0)[P0].number
-    before(monkeypatch, side, lambda: commit(other, me, P0, 20, mine, order=2))
+    ahead(monkeypatch, side.session, "multi", lambda: commit(other, me, P0, 20, mine, order=2))
     commit(side, me, P0, 10, mine, order=1)
     assert side.committed() == {P0: 20}
 
@@ -383,7 +371,7 @@ def test_what_changes_the_group_at_a_commit_is_looked_at_again(
         "release": lambda: release(other, me, {P0: mine}),
         "claim": lambda: other.claimed("a", P1),
     }[happens]
-    before(monkeypatch, side, change)
+    ahead(monkeypatch, side.session, "multi", change)
     if happens == "claim":  # of another partition
         commit(side, me, P0, 5, mine.number)
         assert side.committed() == {P0: 5}
@@ -487,7 +475,7 @@ def test_a_reader_that_is_no_member_commits_nothing_once_one_has_joined(
     other.learn()
     if is_there:
         groups.commit_offsets(side.session, "g", {P1: Offset(1, topic_id)}, 1)
-    before(monkeypatch, side, lambda: other.join("a", "t"))
+    ahead(monkeypatch, side.session, "multi", lambda: other.join("a", "t"))
     with pytest.raises(GroupIsSubscribed):
         claims.commit_unclaimed(side.states, "g", {P0: Offset(5, topic_id)}, 1)
     assert P0 not in side.committed()

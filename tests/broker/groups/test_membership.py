@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +23,8 @@ from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM, GroupState, Member, Topic
-from kafkalog.zk.session import REQUEST_BYTES_MAX, Create, Operation
+from kafkalog.zk.session import REQUEST_BYTES_MAX, Create
+from tests.between import ahead
 from tests.broker.groups.sides import Side, partitions, shares_of
 from tests.threads import join_all
 
@@ -33,18 +34,6 @@ def owned_once(state: GroupState, *topics: tuple[str, int]) -> bool:
     counts = Counter(partition for seat in state.seats.values() for partition in seat.share)
     wanted = [TopicPartition(name, number) for name, count in topics for number in range(count)]
     return counts == Counter(wanted)
-
-
-def before(monkeypatch: pytest.MonkeyPatch, side: Side, happens: Callable[[], object]) -> None:
-    """Let something happen right before the side's next write."""
-    multi = side.session.multi
-
-    def after_it(operations: Sequence[Operation]) -> None:
-        monkeypatch.setattr(side.session, "multi", multi)
-        happens()
-        multi(operations)
-
-    monkeypatch.setattr(side.session, "multi", after_it)
 
 
 # --- generations
@@ -103,11 +92,11 @@ def test_a_change_that_is_overtaken_is_made_from_what_is_then_there(
     side.new_topic("t", 4)
     other.learn()
     side.join("a", "t")
-    before(monkeypatch, side, lambda: other.join("b", "t"))
+    ahead(monkeypatch, side.session, "multi", lambda: other.join("b", "t"))
     state, _ = side.join("c", "t")
     assert (state.generation, list(state.seats)) == (3, ["a", "b", "c"])
     assert owned_once(state, ("t", 4))
-    before(monkeypatch, side, lambda: other.groups.leave("g", "b"))
+    ahead(monkeypatch, side.session, "multi", lambda: other.groups.leave("g", "b"))
     side.groups.leave("g", "c")
     assert (side.state().generation, side.shares()) == (5, {"a": partitions("t", 0, 1, 2, 3)})
 
@@ -278,7 +267,7 @@ def test_a_member_that_renews_just_before_its_removal_stays(
     side, other = new_side(), new_side()
     side.new_topic("t", 2)
     side.join("a", "t")
-    before(monkeypatch, side, lambda: members.renew(other.session, "g", "a", 10_000))
+    ahead(monkeypatch, side.session, "multi", lambda: members.renew(other.session, "g", "a", 10_000))
     assert not side.groups.lapse("g", "a", 0)
     assert list(side.shares()) == ["a"]
 

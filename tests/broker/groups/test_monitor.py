@@ -16,8 +16,8 @@ from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.members import STREAM, Member
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import Create, ZooKeeperSession
+from tests.between import amid
 from tests.broker.groups.sides import Side, partitions
-from tests.kafkalog.zk.between import amid
 from tests.proxy import StallingProxy
 from tests.waiting import waited_for
 

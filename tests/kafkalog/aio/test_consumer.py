@@ -19,6 +19,8 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer, TopicPartition, aio
 from kafkalog.aio.calls import in_thread
 from kafkalog.errors import Closed, InvalidArgument, OffsetOutOfRange, UnknownTopic
+from tests.between import amid
+from tests.kafkalog.aio.turns import turns_of_others
 from tests.kafkalog.client.test_forks import in_child
 from tests.proxy import proxied
 from tests.waiting import suspend, waited_for
@@ -361,19 +363,10 @@ def test_the_event_loop_runs_on_while_records_are_read(cluster: LocalCluster, ad
     async def main() -> None:
         async with aio.Consumer(cluster.bootstrap_servers) as consumer:
             await consumer.assign(from_start(filled))
-            turns = 0
-
-            async def others() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0)
-
-            task = asyncio.create_task(others())
-            for _ in range(40_000):
-                await anext(consumer)
-            task.cancel()
-            assert turns > 20
+            async with turns_of_others() as turns:
+                for _ in range(40_000):
+                    await anext(consumer)
+            assert turns() > 20
 
     asyncio.run(main())
 
@@ -624,7 +617,7 @@ def test_two_consumers_of_a_group_in_one_event_loop_share_a_topic(
 
 @pytest.mark.parametrize("way", ["poll", "iterate", "consume", "arrow"])
 def test_nothing_more_is_returned_once_the_lease_has_ended(
-    cluster: LocalCluster, admin: Admin, topic: str, way: str
+    cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """What comes next is of the next membership, and begins at the last commit."""
     filled_with(10, cluster, admin, topic, partitions=1)
@@ -653,16 +646,7 @@ def test_nothing_more_is_returned_once_the_lease_has_ended(
         async with aio.Consumer(cluster.bootstrap_servers, group=topic, **quick) as consumer:
             await consumer.subscribe(topic)
             if way == "arrow":  # all in one batch: the lease ends before that is returned
-                cursors: Any = consumer._cursors
-                take = cursors.next_arrow
-
-                def and_then_it_ends(*given: Any) -> Any:
-                    cursors.next_arrow = take
-                    found = take(*given)
-                    end_the_lease()
-                    return found
-
-                cursors.next_arrow = and_then_it_ends
+                amid(monkeypatch, consumer._cursors, "next_arrow", end_the_lease)
             else:
                 assert [await next_offset() for _ in range(3)] == [0, 1, 2]
                 end_the_lease()

@@ -22,6 +22,7 @@ from kafkalog.errors import (
     UnknownTopic,
 )
 from tests.kafkalog.aio.test_consumer import Ticker, until
+from tests.kafkalog.aio.turns import turns_of_others
 from tests.kafkalog.client.test_forks import in_child
 from tests.proxy import proxied
 from tests.reading import messages_of
@@ -268,19 +269,10 @@ def test_other_tasks_run_while_one_sends_without_waiting(cluster: LocalCluster, 
     async def main() -> None:
         async with aio.Producer(cluster.bootstrap_servers) as producer:
             await producer.send(made, b"")
-            turns = 0
-
-            async def others() -> None:
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0)
-
-            task = asyncio.create_task(others())
-            for _ in range(20_000):
-                await producer.send(made, b"")
-            task.cancel()
-            assert turns > 10
+            async with turns_of_others() as turns:
+                for _ in range(20_000):
+                    await producer.send(made, b"")
+            assert turns() > 10
 
     asyncio.run(main())
 

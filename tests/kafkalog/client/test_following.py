@@ -52,7 +52,9 @@ class Brokers:
         return future
 
     def pause(self, seconds: float) -> None:
-        time.sleep(0.001)  # in the place of `Cluster.pause`, which takes 0.1 s: without any, who asks would turn
+        # In the place of `Cluster.pause`, which waits for 0.1 s. No test waits for this: without it, who asks until a
+        # time is over would keep the processor busy.
+        time.sleep(0.001)
 
 
 def behind(brokers: Brokers, concerned: range, seconds: float, was_seen: bool = True) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ def test_a_slow_broker_is_heard(admin: Admin, monkeypatch: pytest.MonkeyPatch) -
         asked[broker_id] += 1
         answer = call(method, request, broker_id=broker_id, **how)
         if broker_id == 1:
-            time.sleep(3)
+            time.sleep(3)  # the fault itself: its answers take so long, those of the others are there at once
         return answer
 
     monkeypatch.setattr(admin._cluster, "call", late)

@@ -13,7 +13,7 @@ from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Committed, GuardMoved, Offset
 from kafkalog.zk.session import BadVersion, Check, Operation, Watch, ZooKeeperSession
-from tests.kafkalog.zk.between import amid
+from tests.between import amid
 from tests.kafkalog.zk.transitions import join, leave, live, state_of
 from tests.proxy import StallingProxy
 from tests.threads import join_all

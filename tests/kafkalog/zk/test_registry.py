@@ -13,7 +13,7 @@ from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
-from tests.kafkalog.zk.between import amid
+from tests.between import amid
 from tests.threads import join_all
 
 A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1,), (0,)], 77)
