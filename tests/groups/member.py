@@ -28,7 +28,7 @@ import pyarrow as pa
 from broker.local.guard import python_command
 from kafkalog import Consumer, Message, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.consumer.membership import Membership
+from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.errors import Closed, NotOwner, RequestTimedOut
 from kafkalog.wire import broker_pb2 as pb
 from tests.groups.history import Writer
@@ -87,34 +87,34 @@ class _Requests:
         self._faults = options.faults
         self._dice = random.Random(options.seed)
         self._lock = threading.Lock()  # guards the dice
-        self._ask: Callable[..., Any] = Membership._ask
+        self._ask: Callable[..., Any] = Brokers.ask
 
-    def ask(self, membership: Membership, method: str, request: Any, seconds: float | None = None) -> Any:
+    def ask(self, brokers: Brokers, method: str, request: Any, seconds: float | None = None) -> Any:
         offsets = _offsets_in(request)
         if offsets:
             self._writer.write_all("committing", offsets)
-        reply = self._answered(membership, method, request, seconds)
+        reply = self._answered(brokers, method, request, seconds)
         if offsets:
             self._writer.write_all("committed", offsets)
         return reply
 
-    def _answered(self, membership: Membership, method: str, request: Any, seconds: float | None) -> Any:
+    def _answered(self, brokers: Brokers, method: str, request: Any, seconds: float | None) -> Any:
         with self._lock:
             thrown, delay = self._dice.random(), self._dice.random()
         if method not in _CHANGES or thrown >= self._faults:
-            return self._ask(membership, method, request, seconds)
+            return self._ask(brokers, method, request, seconds)
         if thrown >= self._faults / 2:
             copy = type(request).FromString(request.SerializeToString())
-            late = threading.Timer(delay, self._execute_late, (membership, method, copy))
+            late = threading.Timer(delay, self._execute_late, (brokers, method, copy))
             late.daemon = True
             late.start()
         else:
-            self._ask(membership, method, request, seconds)
+            self._ask(brokers, method, request, seconds)
         raise RequestTimedOut(what=method, address="a broker", timeout_ms=0)
 
-    def _execute_late(self, membership: Membership, method: str, request: Any) -> None:
+    def _execute_late(self, brokers: Brokers, method: str, request: Any) -> None:
         try:
-            self._ask(membership, method, request)
+            self._ask(brokers, method, request)
         except Exception:  # nobody waits for it
             pass
 
@@ -176,16 +176,16 @@ def main() -> int:
     def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
         writer.write_all("lost", [(p.partition, 0, 0) for p in partitions])
 
-    def registry(membership: Membership) -> Cluster:
+    def connections(brokers: Brokers) -> Cluster:
         if not options.registry:
-            return new_registry(membership)
+            return new_connections(brokers)
         patience_ms = options.session_timeout_ms // 4
         return Cluster(options.registry, connect_timeout_ms=patience_ms, request_timeout_ms=patience_ms)
 
-    new_registry = Membership._new_registry
+    new_connections = Brokers._new_connections
     with (
-        patch.object(Membership, "_ask", lambda *given: requests.ask(*given)),
-        patch.object(Membership, "_new_registry", registry),
+        patch.object(Brokers, "ask", lambda *given: requests.ask(*given)),
+        patch.object(Brokers, "_new_connections", connections),
     ):
         try:
             consumer.subscribe(options.topic, on_assigned=assigned, on_revoked=revoked, on_lost=lost)

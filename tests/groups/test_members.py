@@ -19,12 +19,16 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.admin import list_offsets
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.consumer import membership as module
-from kafkalog.client.consumer.membership import Callback, Membership
+from kafkalog.client.consumer import membership as membership_module
+from kafkalog.client.consumer import starts
+from kafkalog.client.consumer.brokers import Brokers
+from kafkalog.client.consumer.callbacks import Callback
+from kafkalog.client.consumer.membership import Membership
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
     InvalidArgument,
+    InvalidRequest,
     MemberFenced,
     NoCommittedOffset,
     NotOwner,
@@ -78,17 +82,17 @@ def partitions_of(consumer: Consumer) -> list[int]:
 
 
 @contextmanager
-def requests(answer: Callable[[Ask, str], Any], of: Consumer | None = None) -> Iterator[None]:
+def requests(answer: Callable[[Ask, str], Any], only: Consumer | None = None) -> Iterator[None]:
     """During the `with` block members, or one of them, get their answers from a function of (ask the broker, the
     method's name)."""
-    real = Membership._ask
+    real = Brokers.ask
 
-    def ask(membership: Membership, method: str, request: Any, seconds: float | None = None) -> Any:
-        if of is not None and membership is not of._membership:
-            return real(membership, method, request, seconds)
-        return answer(lambda: real(membership, method, request, seconds), method)
+    def ask(brokers: Brokers, method: str, request: Any, seconds: float | None = None) -> Any:
+        if only is not None and brokers is not of(only)._brokers:
+            return real(brokers, method, request, seconds)
+        return answer(lambda: real(brokers, method, request, seconds), method)
 
-    with patch.object(Membership, "_ask", ask):
+    with patch.object(Brokers, "ask", ask):
         yield
 
 
@@ -334,7 +338,7 @@ def test_callbacks_wait_for_one_record_at_most(cluster: LocalCluster, tested: st
         admin.alter_topic(tested, partitions=3)
         membership = one._membership
         assert membership is not None
-        waited_for(lambda: bool(membership._calls))
+        waited_for(lambda: bool(membership.callbacks))
         waited_for(lambda: all(cursor.is_through() for cursor in one._cursors.by_partition.values()), 10)
         seen = {message[:3] for _, message in zip(range(101), messages, strict=False) if message is not None}
         assert called[1:] == [[TopicPartition(tested, 2)]]
@@ -544,8 +548,8 @@ def test_a_start_that_was_looked_up_is_the_next_owner_s_too(
 def test_a_member_finds_brokers_that_it_did_not_know_when_it_joined(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested) as one:
         assert one.poll(30)
-        of(one)._registry = before = Cluster("127.0.0.1:1", connect_timeout_ms=100)
-        waited_for(lambda: of(one)._registry is not before)
+        of(one)._brokers._connections = before = Cluster("127.0.0.1:1", connect_timeout_ms=100)
+        waited_for(lambda: of(one)._brokers._connections is not before)
         until = of(one)._lease.end
         waited_for(lambda: of(one)._lease.end > until, otherwise="its lease is not renewed")
         assert of(one)._is_member
@@ -556,7 +560,7 @@ def test_close_waits_no_longer_than_it_may_for_brokers_that_stand_still(cluster:
     assert one.poll(30)
     assert one.poll(30)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        of(one)._registry = Cluster(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout_ms=30_000)
+        of(one)._brokers._connections = Cluster(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout_ms=30_000)
         begun = time.monotonic()
         one.close(timeout=0.5)
         assert time.monotonic() - begun < 10
@@ -589,13 +593,14 @@ def test_an_interrupt_after_a_callback_leaves_no_partition_that_is_never_read(
     cluster: LocalCluster, tested: str
 ) -> None:
     called: list[Any] = []
+    modules = ("membership", "callbacks", "cursors")
     for number in range(1000):
         group = f"{tested}.{number}"
         with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest") as one:
             one.subscribe(tested, on_assigned=lambda *given: called.append(given))
-            waited_for(lambda: bool(of(one)._calls))
+            waited_for(lambda: bool(of(one).callbacks))
             called.clear()
-            was_interrupted = interrupted_at(number, of(one).serve, "consumer/membership.py", "consumer/cursors.py")
+            was_interrupted = interrupted_at(number, of(one).serve, *(f"consumer/{each}.py" for each in modules))
             assert len(one.consume(2, 5)) == 2, number
             assert len(called) == 1
         if not was_interrupted:
@@ -636,9 +641,9 @@ def test_messages_of_consume_are_committed_by_the_last_of_each_partition(cluster
 # --- starts
 
 
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("failure", ["a broker is away", "an error for good", None])
 def test_starts_that_were_not_found_are_looked_up_again(
-    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, failure: str | None
 ) -> None:
     looks: list[int] = []
 
@@ -646,15 +651,19 @@ def test_starts_that_were_not_found_are_looked_up_again(
         found = list_offsets(*given)
         looks.append(len(found))
         if len(looks) == 1:
-            if fails:
-                raise lost()
+            if failure is not None:
+                raise lost() if failure == "a broker is away" else InvalidRequest(reason=failure)
             found.popitem()
         return found
 
-    monkeypatch.setattr(module, "list_offsets", first_in_vain)
+    monkeypatch.setattr(starts, "list_offsets", first_in_vain)
     with member(cluster, tested) as one:
+        if failure == "an error for good":
+            with pytest.raises(InvalidRequest, match=failure):
+                one.consume(2, 30)
+            waited_for(lambda: of(one)._error is None)
         assert len(one.consume(2, 30)) == 2
-    assert looks == ([2, 2] if fails else [2, 1])
+    assert looks == ([2, 2] if failure else [2, 1])
 
 
 # --- leases
@@ -751,21 +760,21 @@ def test_a_consumer_that_is_closed_after_its_lease_says_that_its_partitions_are_
         waited_for(lambda: partitions_of(one) == [0, 1] and len(told) == 1)
         of(one)._lease.end = -1.0
         if is_noticed:  # and not told: nobody asks for a record
-            waited_for(lambda: bool(of(one)._calls))
+            waited_for(lambda: bool(of(one).callbacks))
     assert told == [("assigned", [0, 1]), ("lost", [0, 1])]
 
 
 def test_partitions_that_were_never_announced_are_neither_revoked_nor_lost(cluster: LocalCluster, tested: str) -> None:
     told: list[tuple[str, list[int]]] = []
     with member(cluster, tested, noting(told)) as one:
-        waited_for(lambda: bool(of(one)._calls))
+        waited_for(lambda: bool(of(one).callbacks))
     assert told == []
 
 
 def test_partitions_are_not_announced_once_the_lease_has_ended(cluster: LocalCluster, tested: str) -> None:
     told: list[tuple[str, list[int]]] = []
     with member(cluster, tested, noting(told)) as one:
-        waited_for(lambda: bool(of(one)._calls))
+        waited_for(lambda: bool(of(one).callbacks))
         of(one)._lease.end = -1.0
         of(one).serve()
         assert told == []
@@ -819,7 +828,7 @@ def test_a_static_member_that_is_closed_keeps_its_place_and_another_one_does_not
 def test_a_consumer_that_keeps_a_record_for_too_long_leaves_and_joins_again_when_it_asks(
     cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(membership_module, "_LOOK_SECONDS", 0.02)
     told: list[tuple[str, list[int]]] = []
     with member(cluster, tested, noting(told), max_poll_interval_ms=50) as slow:
         assert len(slow.consume(2, 30)) == 2
@@ -833,7 +842,7 @@ def test_a_consumer_that_keeps_a_record_for_too_long_leaves_and_joins_again_when
 def test_a_consumer_that_waits_for_records_is_not_slow(
     cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(membership_module, "_LOOK_SECONDS", 0.02)
     with member(cluster, tested, max_poll_interval_ms=50) as one:
         assert len(one.consume(2, 30)) == 2
         assert one.poll(0) is None

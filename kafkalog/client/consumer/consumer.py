@@ -25,9 +25,10 @@ from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
+from kafkalog.client.consumer.callbacks import Callback, Subscription
 from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
-from kafkalog.client.consumer.membership import Callback, Membership, Subscription
+from kafkalog.client.consumer.membership import Membership
 from kafkalog.client.groups import commit_offsets, committed_offsets
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
@@ -664,7 +665,7 @@ class Consumer:
         self._check_not_in_callback()
 
     def _check_not_in_callback(self) -> None:
-        if self._membership is not None and self._membership.is_serving_here():
+        if self._membership is not None and self._membership.callbacks.is_serving_here():
             raise InvalidArgument(reason="a callback of a subscription cannot read: the call that called it is reading")
 
     def _after_fork_in_child(self) -> None:

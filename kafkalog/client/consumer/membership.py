@@ -10,8 +10,8 @@ Three threads:
   member's, once no iterator has a record of them in hand, and claims those that now are. Partitions that stay are read
   on meanwhile. It also commits at each `auto.commit.interval.ms`.
 
-The subscriber's callbacks run in a thread that reads (`serve`), as in Kafka's clients, so that they may seek and
-commit. A partition is read only after `on_assigned`, and released only after `on_revoked`, has returned.
+A partition is read only after `on_assigned`, and released only after `on_revoked`, has returned: the subscriber's
+callbacks run in a thread that reads (`callbacks.py`).
 
 Failures are retried for ever, with pauses. When the lease has ended, or another process has joined under this member's
 name, everything that was fetched is dropped, nothing is committed, and the member joins again.
@@ -27,22 +27,21 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from kafkalog.client.admin import ListedOffset, list_offsets
 from kafkalog.client.background import in_background
-from kafkalog.client.cluster import NO_LEADER, Cluster
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings
+from kafkalog.client.consumer.brokers import Brokers
+from kafkalog.client.consumer.callbacks import Callbacks, Subscription
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease
 from kafkalog.client.consumer.fetcher import Source
+from kafkalog.client.consumer.starts import Starts
 from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
-    BrokerUnreachable,
     Closed,
     KafkalogError,
     MemberFenced,
@@ -59,55 +58,12 @@ from kafkalog.wire.shares import partitions_of, shares_of
 
 log = get_logger(__name__)
 
-Callback = Callable[[Any, list[TopicPartition]], object]
-"""(consumer, partitions); called in a thread that reads."""
-
 _MARGIN = 0.1
 """Of the session timeout: what clocks may differ in speed, and a message may take from the check to the application."""
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
-
-
-class Subscription(NamedTuple):
-    """What a member subscribes to, and what it is told.
-
-    Attributes:
-        topics, pattern: names, or a regular expression that a whole name matches.
-        on_assigned: called with partitions before they are read.
-        on_revoked: called with partitions before they are released; their offsets may still be committed.
-        on_lost: called with partitions that others may own already.
-    """
-
-    topics: tuple[str, ...] = ()
-    pattern: str = ""
-    on_assigned: Callback | None = None
-    on_revoked: Callback | None = None
-    on_lost: Callback | None = None
-
-    def __str__(self) -> str:
-        return f"topics matching {self.pattern}" if self.pattern else ", ".join(self.topics)
-
-
-class _Call:
-    """A callback that is due, until a lease has ended; None: whenever that is.
-
-    Attributes:
-        done: called after it; may be called twice, because an interrupt may end the first call.
-        was_called: it was begun.
-    """
-
-    __slots__ = ("callback", "done", "lease", "partitions", "was_called")
-
-    def __init__(
-        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
-    ) -> None:
-        self.callback = callback
-        self.partitions = partitions
-        self.done = done
-        self.lease = lease
-        self.was_called = False
 
 
 class Membership:
@@ -139,7 +95,7 @@ class Membership:
         self._session_seconds = settings.session_timeout_ms / 1000
         self._name = settings.group_instance_id or _new_name(settings)
         self._token = f"{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        self._registry: Cluster | None = None
+        self._brokers = Brokers(cluster, settings, self._is_ending)
         self._process = os.getpid()
         self._lease = Lease()  # of this membership; a later one has another
         # Guards all below; held for no I/O. Threads of the application take it as it is: an interrupt may leave a
@@ -159,14 +115,9 @@ class Membership:
         self._going: set[TopicPartition] = set()
         self._revoked: set[Cursor] = set()  # on_revoked has been called
         self._waiting: dict[TopicPartition, str] = {}  # of the share, what others own
-        # Claimed, and their offsets are being looked up; with the ids of their topics.
-        self._starting: dict[TopicPartition, tuple[Future[dict[TopicPartition, ListedOffset]], Mapping[str, bytes]]]
-        self._starting = {}
         self._freed = False
         self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
-        self._calls: list[_Call] = []  # one at most is due at a time
-        self._serving: object = None  # of the call that runs a callback
-        self._server = -1  # the thread of that
+        self.callbacks = Callbacks(self._lock, self._changed, self._consumer, cursors.call)
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
@@ -177,10 +128,11 @@ class Membership:
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self._stopping = False
-        self._stop_at: float | None = None
         self._is_idle = False  # the member's thread does nothing any more, because of `_stopping`
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
+        reset = settings.auto_offset_reset
+        self._starts = Starts(cluster, group, reset, self._changed, self._closing)
         cursors.may_be_empty = True
         cursors.is_called = self._is_due
         cursors.is_late = lambda: self._lease.has_ended()
@@ -206,7 +158,7 @@ class Membership:
 
     def _is_due(self) -> bool:
         is_new = threading.get_ident() not in self._reading  # it began to wait under another subscription
-        return is_new or self._due_call() is not None or self._due_error() is not None
+        return is_new or self.callbacks.due() is not None or self._due_error() is not None
 
     def _due_error(self) -> KafkalogError | None:
         """What keeps the member from reading."""
@@ -216,16 +168,6 @@ class Membership:
             if not any(cursor.hold & Hold.UNPLACED for cursor in cursors):
                 return None  # they were sought; the member's thread is about to notice
         return error
-
-    def is_serving_here(self) -> bool:
-        """Whether this thread runs a callback."""
-        return self._server == threading.get_ident()
-
-    def _due_call(self) -> _Call | None:
-        if self._serving is not None or not self._calls:
-            return None
-        call = self._calls[0]
-        return call if call.lease is None or not call.lease.has_ended() else None
 
     @contextmanager
     def reading(self) -> Any:
@@ -242,36 +184,12 @@ class Membership:
 
     def serve(self) -> None:
         """Run the callbacks that are due, in this thread. Raises what keeps the member from reading."""
-        mine = object()
-        while True:
-            try:
-                with self._lock:
-                    error = self._due_error()
-                    if error is not None:
-                        raise error.fresh()
-                    call = self._due_call()
-                    if call is None:
-                        return
-                    self._serving, self._server = mine, threading.get_ident()
-                self._serve(call)
-            finally:
-                if self._serving is mine:
-                    self._serving, self._server = None, -1
-                    with self._lock:
-                        self._changed.notify_all()
+        self.callbacks.serve(self._check)
 
-    def _serve(self, call: _Call) -> None:
-        """Run a callback. If an interrupt ends what comes after it, the next thread that reads does that again."""
-        consumer, partitions = self._consumer(), list(call.partitions)
-        try:
-            if not call.was_called:
-                call.was_called = True
-                call.callback(consumer, partitions)
-        finally:
-            call.done()
-            with self._lock:
-                if call in self._calls:
-                    self._calls.remove(call)
+    def _check(self) -> None:
+        error = self._due_error()
+        if error is not None:
+            raise error.fresh()
 
     def note_gone(self, error: KafkalogError) -> bool:
         """Hold the partitions that failed with this error, because their topic was deleted: the group will learn it, or
@@ -296,48 +214,6 @@ class Membership:
         if self._going:
             with self._lock:
                 self._changed.notify_all()
-
-    # --- requests
-
-    def _ask(self, method: str, request: Any, seconds: float | None = None) -> Any:
-        """Call any broker, each once. Raises KafkalogError."""
-        registry = self._registry
-        if registry is None:
-            raise Closed(what="consumer")
-        if seconds is None:
-            seconds = self._session_seconds / 4
-        if self._stop_at is not None:  # a broker that hangs leaves time for another
-            seconds = min(seconds, max(_PAUSE_SECONDS, (self._stop_at - time.monotonic()) / 2))
-        try:
-            return registry.call(method, request, patient=False, timeout_ms=int(seconds * 1000) + 1)
-        except BrokerUnreachable:
-            if self._registry is registry and not self._is_ending():
-                self._registry = self._new_registry()  # brokers may have come that it does not know
-                registry.close()
-            raise
-        except Closed:
-            if self._registry is registry:
-                raise
-            raise BrokerUnreachable(address=registry.address, reason="it is asked by another connection now") from None
-
-    def _connect(self) -> None:
-        """Raises KafkalogError."""
-        if self._registry is None:
-            self._registry = self._new_registry()
-
-    def _new_registry(self) -> Cluster:
-        """Connections of its own to the brokers in another order for each member: a slow call of another thread delays
-        no renewal, and members spread over the brokers. Raises KafkalogError."""
-        self._cluster.describe(patient=False)
-        addresses = self._cluster.addresses()
-        random.shuffle(addresses)
-        settings = self._settings
-        patience_ms = max(200, settings.session_timeout_ms // 4)
-        return Cluster(
-            addresses,
-            connect_timeout_ms=min(settings.connect_timeout_ms, patience_ms),
-            request_timeout_ms=patience_ms,
-        )
 
     def _is_me(self, me: pb.Membership) -> bool:
         """Lock held: whether this is the membership now, and it is not lost."""
@@ -379,7 +255,7 @@ class Membership:
                 self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 continue
             try:
-                reply = self._ask(
+                reply = self._brokers.ask(
                     "RenewMember", pb.RenewMemberRequest(member=me, session_timeout_ms=session_timeout_ms)
                 )
             except _GONE as error:
@@ -422,7 +298,7 @@ class Membership:
                 member=me, generation=generation, partitions=shares_of(waiting), max_wait_ms=int(seconds * 1000)
             )
             try:
-                reply = self._ask("AwaitGroup", request, seconds + self._session_seconds / 4)
+                reply = self._brokers.ask("AwaitGroup", request, seconds + self._session_seconds / 4)
             except _GONE as error:
                 self._note_lost(me, error)
             except KafkalogError as error:
@@ -535,7 +411,7 @@ class Membership:
         """Join the group, unless this is a member of it."""
         if self._is_member:
             return
-        self._connect()
+        self._brokers.connect()
         subscription, settings = self._subscription, self._settings
         member = pb.GroupMember(
             member=self._name,
@@ -550,7 +426,7 @@ class Membership:
         )
         request = pb.JoinGroupRequest(group=self._group, member=member, assignor=settings.partition_assignment_strategy)
         sent = time.monotonic()
-        reply = self._ask("JoinGroup", request)
+        reply = self._brokers.ask("JoinGroup", request)
         with self._lock:
             self._error = None
             self._is_member, self._epoch = True, reply.epoch
@@ -575,15 +451,15 @@ class Membership:
         self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:
             self._forget()
-            self._calls.clear()
+            self.callbacks.clear()
             self._is_member = False
             self._lost = None
             self._share = frozenset()
             self._changed.notify_all()
         log.warning("group_membership_lost", group=self._group, partitions=len(lost), reason=str(error))
         if self._subscription.on_lost is not None and lost:
-            self._call(self._subscription.on_lost, lost, lambda: None, None)
-            self._wait_served()
+            self.callbacks.add(self._subscription.on_lost, lost, lambda: None, None)
+            self.callbacks.wait_served(self._is_ending)
         # A join of its own may have been executed late. If another process has the name, they would fence each other.
         is_replaced = isinstance(error, MemberFenced) and error.facts.get("process") != self._token
         if is_replaced and self._settings.group_instance_id:
@@ -594,33 +470,21 @@ class Membership:
     def _forget(self) -> None:
         """Lock held: nothing is claimed."""
         self._claims, self._unknown, self._waiting = {}, {}, {}
-        self._starting, self._written, self._found = {}, {}, {}
+        self._written, self._found = {}, {}
+        self._starts.forget()
         self._going, self._revoked = set(), set()
 
     # --- callbacks
 
     def _told(self) -> list[TopicPartition]:
         """The partitions that are the application's: `on_assigned` was called with them, and no other callback."""
-        with self._lock:
-            serving = set(self._calls[0].partitions) if self._serving is not None and self._calls else set()
+        serving = self.callbacks.served()
         with self._cursors.fetcher.lock:
             return sorted(
                 partition
                 for partition, cursor in self._cursors.by_partition.items()
                 if cursor not in self._revoked and bool(cursor.hold & Hold.ASSIGNED) == (partition in serving)
             )
-
-    def _call(
-        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
-    ) -> None:
-        with self._lock:
-            self._calls.append(_Call(callback, partitions, done, lease))
-        self._cursors.call()
-
-    def _wait_served(self) -> None:
-        with self._lock:
-            while self._calls and not self._is_ending():
-                self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
 
     # --- revoking
 
@@ -630,7 +494,7 @@ class Membership:
             self._going |= self._claims.keys() - self._share | self._made_anew()
             gone = set(self._going)
             unknown = {p: number for p, number in self._unknown.items() if p not in self._claims}
-            is_calling = bool(self._calls)
+            is_calling = bool(self.callbacks)
         if gone:
             cursors = {p: cursor for p, cursor in self._cursors.by_partition.items() if p in gone}
             fresh = [p for p, cursor in cursors.items() if not cursor.hold & Hold.REVOKED]
@@ -641,7 +505,9 @@ class Membership:
             if callback is not None:
                 untold = {p: cursor for p, cursor in cursors.items() if p in ready and cursor not in self._revoked}
                 if untold and not is_calling:
-                    self._call(callback, sorted(untold), lambda: self._revoked.update(untold.values()), self._lease)
+                    self.callbacks.add(
+                        callback, sorted(untold), lambda: self._revoked.update(untold.values()), self._lease
+                    )
                 ready -= untold.keys()
             if ready:
                 self._release(ready)
@@ -649,7 +515,7 @@ class Membership:
             request = pb.ReleasePartitionsRequest(member=self._me())
             for (topic, number), claim in unknown.items():
                 request.claims.add(topic=topic, partition=number, claim=claim)
-            self._ask("ReleasePartitions", request)
+            self._brokers.ask("ReleasePartitions", request)
             with self._lock:
                 self._unknown = {}
 
@@ -677,15 +543,15 @@ class Membership:
             if partition in positions:
                 claim.offset = positions[partition]
                 claim.topic_id = self._cursors.by_partition[partition].source.reader.topic_id
-        self._ask("ReleasePartitions", request)
+        self._brokers.ask("ReleasePartitions", request)
         self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in listed])
         self._cursors.remove(listed)
+        self._starts.forget(listed)
         with self._lock:
             self._freed = self._freed or bool(self._share & set(listed))
             for partition in listed:
                 self._claims.pop(partition, None)
                 self._going.discard(partition)
-                self._starting.pop(partition, None)
                 self._written.pop(partition, None)
                 self._found.pop(partition, None)
 
@@ -700,7 +566,7 @@ class Membership:
                 return
         request = pb.ClaimPartitionsRequest(member=self._me(), generation=generation, partitions=shares_of(wanted))
         try:
-            reply = self._ask("ClaimPartitions", request)
+            reply = self._brokers.ask("ClaimPartitions", request)
         except StaleGeneration:
             with self._lock:
                 if generation == self._generation:  # otherwise the news have come meanwhile
@@ -717,72 +583,24 @@ class Membership:
         self._written.update((partition, (0, offset)) for partition, offset in starts.items())
         self._add(starts, topic_ids)
         missing = [partition for partition in claims if partition not in starts]
-        if missing:
-            self._look_up(missing, topic_ids)
+        if missing and self._settings.auto_offset_reset == "error":
+            self._add(dict.fromkeys(missing, 0), topic_ids, Hold.UNPLACED)
+        elif missing:
+            self._starts.look_up(missing, topic_ids)
 
     def _have_looked(self) -> None:
         """Lock held: claims were made as far as is known; the next news are waited for."""
         self._freed = False
         self._changed.notify_all()
 
-    def _look_up(self, partitions: list[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
-        """Find where partitions without an offset start, by `auto.offset.reset`, beside everything else."""
-        reset = self._settings.auto_offset_reset
-        if reset == "error":
-            self._add(dict.fromkeys(partitions, 0), topic_ids, Hold.UNPLACED)
-            return
-        with suppress(KafkalogError):
-            self._cluster.look_up({partition.topic for partition in partitions}, patient=False)
-        by_leader: dict[int, list[TopicPartition]] = {}  # so a broker that is away holds up no other one's
-        for partition in partitions:
-            topic = self._cluster.known_topic(partition.topic)
-            known = () if topic is None else topic.partitions
-            leader = known[partition.partition].leader if partition.partition < len(known) else NO_LEADER
-            by_leader.setdefault(leader, []).append(partition)
-        for some in by_leader.values():
-            begun = in_background(partial(self._listed, some, reset), self._looked_up)
-            with self._lock:
-                self._starting.update(dict.fromkeys(some, (begun, topic_ids)))
-
-    def _listed(self, partitions: list[TopicPartition], reset: str) -> dict[TopicPartition, ListedOffset]:
-        """The starts of those partitions that are served. Waits a little if one is not, as it is asked for again."""
-        failed: dict[TopicPartition, KafkalogError] = {}
-        found = list_offsets(self._cluster, dict.fromkeys(partitions, reset), failed)
-        for partition, error in failed.items():
-            log.warning("group_partition_not_begun", group=self._group, partition=str(partition), reason=str(error))
-        if failed:
-            self._closing.wait(_PAUSE_SECONDS_MAX)
-        return found
-
-    def _looked_up(self, _: Future[Any]) -> None:
-        with self._lock:
-            self._changed.notify_all()
-
     def _begin(self) -> None:
         """Read those partitions whose offsets were looked up."""
-        with self._lock:
-            done = {partition: each for partition, each in self._starting.items() if each[0].done()}
-            for partition in done:
-                del self._starting[partition]
-        by_call: dict[int, list[TopicPartition]] = {}
-        for partition, (future, _) in done.items():
-            by_call.setdefault(id(future), []).append(partition)
-        for partitions in by_call.values():
-            future, topic_ids = done[partitions[0]]
-            error = future.exception()
-            if error is None:
-                found = {partition: each.offset for partition, each in future.result().items()}
-                starts = {p: at for p in partitions if p in self._claims and (at := found.get(p)) is not None}
+        for found in self._starts.found():
+            with self._lock:
+                starts = {partition: at for partition, at in found.offsets.items() if partition in self._claims}
                 self._found.update(starts)
                 self._commit_at = 0.0  # if the next owner looked it up, it could find a later one
-                self._add(starts, topic_ids)
-                again = [partition for partition in partitions if partition not in found]
-                if again:
-                    self._look_up(again, topic_ids)
-            elif isinstance(error, RetriableError):
-                self._look_up(partitions, topic_ids)
-            else:
-                raise error
+            self._add(starts, found.topic_ids)
 
     def _look_for_places(self) -> None:
         """Who reads learns that a partition starts nowhere, until it is sought, or the group has an offset of it."""
@@ -819,7 +637,7 @@ class Membership:
             cursor.hold |= hold if callback is None else hold | Hold.ASSIGNED
         self._cursors.add(cursors)
         if callback is not None:
-            self._call(
+            self.callbacks.add(
                 callback,
                 sorted(cursors),
                 lambda: self._cursors.let_go(cursors.values(), Hold.ASSIGNED),
@@ -877,7 +695,7 @@ class Membership:
                 self._note_lost(me, error)
                 raise NotOwner(member=me.member, partition=str(min(news)), group=self._group, owner="") from None
         else:
-            self._ask("CommitOffsets", request)
+            self._brokers.ask("CommitOffsets", request)
         with self._lock:
             for partition, offset in news.items():
                 if self._written.get(partition) == (order, None):
@@ -918,23 +736,9 @@ class Membership:
         """Leave the group, and try again until then."""
         request = pb.LeaveGroupRequest(group=self._group, member=self._name, epoch=self._epoch)
         try:
-            self._retrying(lambda: self._ask("LeaveGroup", request), until)
+            self._brokers.retrying(lambda: self._brokers.ask("LeaveGroup", request), until)
         except KafkalogError as error:
             log.info("group_left_by_its_lease", group=self._group, member=self._name, reason=str(error))
-
-    def _retrying(self, attempt: Callable[[], object], until: float) -> None:
-        """Call `attempt`, again and again until it succeeds, fails for good, or it is so late. Raises KafkalogError."""
-        while True:
-            try:
-                attempt()
-                return
-            except RetriableError:
-                if time.monotonic() >= until:
-                    raise
-            registry = self._registry
-            if registry is None:
-                raise Closed(what="consumer")
-            registry.pause(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
 
     def stop(self, timeout: float) -> None:
         """Hand out nothing more, call `on_revoked` in this thread, commit, and leave the group; a static member keeps
@@ -965,11 +769,9 @@ class Membership:
         finally:
             self._close_threads()
             end += time.monotonic() - told_at
-            self._stop_at = end
+            self._brokers.stop_at = end
             self._part(is_valid, end)
-            registry = self._registry
-            if registry is not None:
-                registry.close()
+            self._brokers.close()
             for thread in self._threads:
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, end - time.monotonic()))
@@ -979,10 +781,7 @@ class Membership:
     def _tell_the_end(self, is_valid: bool) -> None:
         """Call the callbacks that are left to call."""
         held, subscription = self._told(), self._subscription
-        for call in self._calls[self._serving is not None :]:
-            if call.callback is subscription.on_lost and not call.was_called:
-                call.was_called = True  # this may be a signal's handler above a thread that is about to call it
-                call.callback(self._consumer(), call.partitions)
+        self.callbacks.finish(subscription.on_lost)
         callback = subscription.on_revoked if is_valid else subscription.on_lost
         if callback is not None and held:
             callback(self._consumer(), held)
@@ -1001,7 +800,7 @@ class Membership:
 
     def _commit_at_the_end(self, positions: Mapping[TopicPartition, int], until: float) -> None:
         try:
-            self._retrying(lambda: commit_living(self.commit, positions), until)
+            self._brokers.retrying(lambda: commit_living(self.commit, positions), until)
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 

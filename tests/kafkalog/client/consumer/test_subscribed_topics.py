@@ -10,7 +10,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
-from kafkalog.client.consumer.membership import Membership
+from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.errors import NoCommittedOffset, UnknownTopicId
 from kafkalog.wire import broker_pb2 as pb
 from tests.waiting import waited_for
@@ -58,12 +58,12 @@ def test_an_offset_of_a_deleted_topic_is_not_committed_to_the_one_that_has_its_n
 def test_a_topic_created_again_is_read_from_its_start_by_a_member_that_learns_of_both_at_once(
     cluster: LocalCluster, new_topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, is_made_anew, ask = new_topic(), threading.Event(), Membership._ask
+    topic, is_made_anew, ask = new_topic(), threading.Event(), Brokers.ask
 
-    def late_news(membership: Membership, method: str, *given: Any) -> Any:
+    def late_news(brokers: Brokers, method: str, *given: Any) -> Any:
         if method == "AwaitGroup":
             assert is_made_anew.wait(60)
-        return ask(membership, method, *given)
+        return ask(brokers, method, *given)
 
     def fill(value: bytes) -> bytes:
         created = admin.create_topic(topic, partitions=1)
@@ -75,7 +75,7 @@ def test_a_topic_created_again_is_read_from_its_start_by_a_member_that_learns_of
         group = admin.describe_group(topic)
         return group.generation > 1 and bool(group.members[0].share)
 
-    monkeypatch.setattr(Membership, "_ask", late_news)
+    monkeypatch.setattr(Brokers, "ask", late_news)
     with (
         Admin(cluster.bootstrap_servers) as admin,
         Consumer(cluster.bootstrap_servers, topic, auto_offset_reset="earliest") as consumer,

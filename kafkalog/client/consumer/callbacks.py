@@ -1,0 +1,159 @@
+"""The callbacks of a subscription: `on_assigned`, `on_revoked` and `on_lost`. They run in a thread that reads, as in
+Kafka's clients, so that they may seek and commit; one at a time, in the order in which they became due."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from kafkalog.client.consumer.cursors import Lease
+from kafkalog.records import TopicPartition
+
+Callback = Callable[[Any, list[TopicPartition]], object]
+"""(consumer, partitions); called in a thread that reads."""
+
+_LOOK_SECONDS = 0.5
+
+
+class Subscription(NamedTuple):
+    """What a member subscribes to, and what it is told.
+
+    Attributes:
+        topics, pattern: names, or a regular expression that a whole name matches.
+        on_assigned: called with partitions before they are read.
+        on_revoked: called with partitions before they are released; their offsets may still be committed.
+        on_lost: called with partitions that others may own already.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    on_assigned: Callback | None = None
+    on_revoked: Callback | None = None
+    on_lost: Callback | None = None
+
+    def __str__(self) -> str:
+        return f"topics matching {self.pattern}" if self.pattern else ", ".join(self.topics)
+
+
+class Call:
+    """A callback that is due, until a lease has ended; None: whenever that is.
+
+    Attributes:
+        done: called after it; may be called twice, because an interrupt may end the first call.
+        was_called: it was begun.
+    """
+
+    __slots__ = ("callback", "done", "lease", "partitions", "was_called")
+
+    def __init__(
+        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
+    ) -> None:
+        self.callback = callback
+        self.partitions = partitions
+        self.done = done
+        self.lease = lease
+        self.was_called = False
+
+
+class Callbacks:
+    """Those that are due.
+
+    Args:
+        lock: guards all below. Threads of the application take it as it is: an interrupt may leave a condition's
+            `with` block without its release.
+        changed: of that lock; notified when one has returned.
+        consumer: gives what each is called with; None once that is collected.
+        wake: called when one is due, to end the waits of threads that read.
+    """
+
+    def __init__(
+        self,
+        lock: AbstractContextManager[bool],
+        changed: threading.Condition,
+        consumer: Callable[[], Any],
+        wake: Callable[[], object],
+    ) -> None:
+        self._lock = lock
+        self._changed = changed
+        self._wake = wake
+        self._consumer = consumer
+        self._calls: list[Call] = []  # one at most is due at a time
+        self._serving: object = None  # of the call that runs a callback
+        self._server = -1  # the thread of that
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(
+        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
+    ) -> None:
+        """One more is due."""
+        with self._lock:
+            self._calls.append(Call(callback, partitions, done, lease))
+        self._wake()
+
+    def clear(self) -> None:
+        """None is due any more."""
+        self._calls.clear()
+
+    def due(self) -> Call | None:
+        """What a thread that reads is to run now."""
+        if self._serving is not None or not self._calls:
+            return None
+        call = self._calls[0]
+        return call if call.lease is None or not call.lease.has_ended() else None
+
+    def is_serving_here(self) -> bool:
+        """Whether this thread runs a callback."""
+        return self._server == threading.get_ident()
+
+    def served(self) -> set[TopicPartition]:
+        """What the callback that runs now was called with."""
+        with self._lock:
+            return set(self._calls[0].partitions) if self._serving is not None and self._calls else set()
+
+    def serve(self, check: Callable[[], object]) -> None:
+        """Run those that are due, in this thread; before each `check`, with the lock held, may raise."""
+        mine = object()
+        while True:
+            try:
+                with self._lock:
+                    check()
+                    call = self.due()
+                    if call is None:
+                        return
+                    self._serving, self._server = mine, threading.get_ident()
+                self._serve(call)
+            finally:
+                if self._serving is mine:
+                    self._serving, self._server = None, -1
+                    with self._lock:
+                        self._changed.notify_all()
+
+    def _serve(self, call: Call) -> None:
+        """Run a callback. If an interrupt ends what comes after it, the next thread that reads does that again."""
+        consumer, partitions = self._consumer(), list(call.partitions)
+        try:
+            if not call.was_called:
+                call.was_called = True
+                call.callback(consumer, partitions)
+        finally:
+            call.done()
+            with self._lock:
+                if call in self._calls:
+                    self._calls.remove(call)
+
+    def wait_served(self, is_ending: Callable[[], bool]) -> None:
+        """Wait until none is due, or until the end."""
+        with self._changed:
+            while self._calls and not is_ending():
+                self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
+
+    def finish(self, callback: Callback | None) -> None:
+        """Call those of this kind that were not begun, in this thread."""
+        for call in self._calls[self._serving is not None :]:
+            if call.callback is callback and not call.was_called:
+                call.was_called = True  # this may be a signal's handler above a thread that is about to call it
+                call.callback(self._consumer(), call.partitions)

@@ -1,0 +1,127 @@
+"""Where a member begins to read partitions of which its group has no offset, by `auto.offset.reset`. Brokers are asked
+for it in the background: one that is away holds up neither what others lead nor the member."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from kafkalog.client.admin import ListedOffset, list_offsets
+from kafkalog.client.background import in_background
+from kafkalog.client.cluster import NO_LEADER, Cluster
+from kafkalog.errors import KafkalogError, RetriableError
+from kafkalog.events import get_logger
+from kafkalog.records import TopicPartition
+
+log = get_logger(__name__)
+
+_PAUSE_SECONDS = 2.0
+
+
+class _Asked(NamedTuple):
+    """Of one partition.
+
+    Attributes:
+        topic_ids: of its topic and others, when it was asked for.
+    """
+
+    future: Future[dict[TopicPartition, ListedOffset]]
+    topic_ids: Mapping[str, bytes]
+
+
+class Found(NamedTuple):
+    """Starts, and the ids of their topics when they were asked for."""
+
+    offsets: dict[TopicPartition, int]
+    topic_ids: Mapping[str, bytes]
+
+
+class Starts:
+    """What is being looked up.
+
+    Args:
+        reset: `earliest` or `latest`.
+        changed: notified when something was found; its lock guards all here.
+        closing: set at the end.
+    """
+
+    def __init__(
+        self, cluster: Cluster, group: str, reset: str, changed: threading.Condition, closing: threading.Event
+    ) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._reset = reset
+        self._changed = changed
+        self._closing = closing
+        self._asked: dict[TopicPartition, _Asked] = {}
+
+    def look_up(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
+        """Begin to look up some."""
+        partitions = list(partitions)
+        with suppress(KafkalogError):
+            self._cluster.look_up({partition.topic for partition in partitions}, patient=False)
+        by_leader: dict[int, list[TopicPartition]] = {}  # so a broker that is away holds up no other one's
+        for partition in partitions:
+            topic = self._cluster.known_topic(partition.topic)
+            known = () if topic is None else topic.partitions
+            leader = known[partition.partition].leader if partition.partition < len(known) else NO_LEADER
+            by_leader.setdefault(leader, []).append(partition)
+        for some in by_leader.values():
+            asked = _Asked(in_background(partial(self._listed, some), self._notify), topic_ids)
+            with self._changed:
+                self._asked.update(dict.fromkeys(some, asked))
+
+    def found(self) -> list[Found]:
+        """What was found since the last call. What could not be had is looked up again. Raises KafkalogError: nothing
+        was found, because of an error for good."""
+        with self._changed:
+            done = {partition: asked for partition, asked in self._asked.items() if asked.future.done()}
+            for partition in done:
+                del self._asked[partition]
+        by_call: dict[int, list[TopicPartition]] = {}
+        for partition, asked in done.items():
+            by_call.setdefault(id(asked.future), []).append(partition)
+        found: list[Found] = []
+        failure: BaseException | None = None
+        for partitions in by_call.values():
+            future, topic_ids = done[partitions[0]]
+            error = future.exception()
+            listed = future.result() if error is None else {}
+            offsets = {
+                partition: offset
+                for partition in partitions
+                if partition in listed and (offset := listed[partition].offset) is not None
+            }
+            if offsets:
+                found.append(Found(offsets, topic_ids))
+            if len(offsets) < len(partitions):
+                self.look_up(set(partitions) - offsets.keys(), topic_ids)
+            if error is not None and not isinstance(error, RetriableError):
+                failure = error
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def forget(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Some, or all, are not to be begun any more."""
+        with self._changed:
+            for partition in list(self._asked) if partitions is None else partitions:
+                self._asked.pop(partition, None)
+
+    def _listed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset]:
+        """The starts of those partitions that are served. Waits a little if one is not, as it is asked for again."""
+        failed: dict[TopicPartition, KafkalogError] = {}
+        found = list_offsets(self._cluster, dict.fromkeys(partitions, self._reset), failed)
+        for partition, error in failed.items():
+            log.warning("group_partition_not_begun", group=self._group, partition=str(partition), reason=str(error))
+        if failed:
+            self._closing.wait(_PAUSE_SECONDS)
+        return found
+
+    def _notify(self, _: Future[Any]) -> None:
+        with self._changed:
+            self._changed.notify_all()
