@@ -778,9 +778,10 @@ class _Showing:
         self._looked_at, self._look_due = self._shown, time.monotonic() + _COMMIT_SECONDS
 
     def _has_begun(self) -> bool:
-        """Whether the group is to have offsets. One that is to start at the ends, and was shown nothing, gets none: the
-        next call may choose another start."""
-        return self._from_beginning or self._shown > 0
+        """Whether the group is to have offsets. One that is to start at the ends, and was shown nothing until Ctrl-C,
+        gets none: the next call may choose another start. A job that runs again and again with `--exit-at-end` begins
+        where its first run ended."""
+        return self._from_beginning or self._stops_at_end or self._shown > 0
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         from kafkalog.client.groups import commit_living

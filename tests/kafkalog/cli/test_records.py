@@ -260,6 +260,19 @@ def test_a_group_that_was_shown_nothing_begins_where_it_is_told_to_the_next_time
     assert sorted(ran.out.split()) == [str(number) for number in range(10)]
 
 
+def test_a_job_that_exits_at_the_end_begins_where_its_first_run_ended_though_it_showed_nothing(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    shown = []
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(3):
+            producer.send(topic, b"%d" % number, partition=number % 2).result(60)
+            ran = Ran(capfdbinary, "consume", topic, "--group", "nightly", "--exit-at-end")
+            assert ran.code == 0
+            shown.append(ran.out.split())
+    assert shown == [[], ["1"], ["2"]]
+
+
 @pytest.mark.parametrize("interrupted", [1, 3])
 def test_ctrl_c_before_a_record_is_written_commits_those_before_it(
     topic: str,
