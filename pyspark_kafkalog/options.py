@@ -303,7 +303,7 @@ _NO_TABLES = (
 )
 
 _REFUSED = {
-    "auto.offset.reset": "set startingOffsets instead",
+    "auto.offset.reset": "set startingOffsets instead, and committed.fallback if that is committed",
     "enable.auto.commit": "a stream's position is in its checkpoint",
     "key.deserializer": "keys are read as bytes; cast or decode the column",
     "value.deserializer": "values are read as bytes; cast or decode the column",
@@ -348,7 +348,8 @@ def check_names(options: Mapping[str, str]) -> None:
             if setting not in _client_setting_names():
                 log.warning("kafka_option_ignored", option=name)
         else:
-            hint = nearest_hint(name, _BY_KEY)
+            is_bare = f"kafkalog.{name}" in _BY_KEY or name in _client_setting_names()
+            hint = f"; did you mean 'kafkalog.{name}'?" if is_bare else nearest_hint(name, _BY_KEY)
             for key, option in _BY_KEY.items():
                 hint = hint.replace(f"'{key}'", f"'{option.name}'")
             raise InvalidArgument(reason=f"the format kafkalog has no option '{name}'{hint}")

@@ -18,6 +18,8 @@ READ = {"kafkalog.bootstrap.servers": "one:9192", "subscribe": "flights"}
         ("subscribes", "has no option 'subscribes'; did you mean 'subscribe'?"),
         ("startingoffset", "has no option 'startingoffset'; did you mean 'startingOffsets'?"),
         ("bootstrap.servers", "did you mean 'kafkalog.bootstrap.servers'?"),
+        ("group.id", "has no option 'group.id'; did you mean 'kafkalog.group.id'?"),
+        ("request.timeout.ms", "has no option 'request.timeout.ms'; did you mean 'kafkalog.request.timeout.ms'?"),
         ("xyzzy", "has no option 'xyzzy'"),
         ("kafkalog.bootstrap.server", "'kafkalog.bootstrap.server'"),
         ("kafkalog.linger.mss", "did you mean 'kafkalog.linger.ms'?"),
