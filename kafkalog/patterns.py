@@ -13,11 +13,16 @@ from kafkalog.errors import InvalidArgument
 SYNTAX = "https://github.com/google/re2/wiki/Syntax"
 
 
-@lru_cache(maxsize=1000)
+_PROGRAM_BYTES_MAX = 1 << 20
+"""Of a compiled pattern and its states: brokers keep those that were used last."""
+
+
+@lru_cache(maxsize=100)
 def matcher(pattern: str) -> Callable[[str], object]:
     """A function that says whether a whole name matches. Raises InvalidArgument: the pattern is none of RE2's."""
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _PROGRAM_BYTES_MAX
     try:
         matches: Callable[[str], object] = re2.compile(pattern, options).fullmatch
     except re2.error as error:

@@ -13,7 +13,7 @@ broker makes them, or how late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -161,14 +161,24 @@ def commit_as_first(states: States, claimant: Claimant, offsets: Mapping[TopicPa
     return states.change(claimant.group, change)
 
 
-def commit_unclaimed(states: States, group: str, offsets: Mapping[TopicPartition, Offset], now_us: int) -> None:
-    """Write offsets for a reader that assigned its partitions itself.
+def commit_unclaimed(
+    states: States,
+    group: str,
+    offsets: Mapping[TopicPartition, Offset],
+    now_us: int,
+    check: Callable[[GroupState], object] = lambda _: None,
+) -> None:
+    """Write offsets for a reader that assigned its partitions itself, or an operator.
+
+    Args:
+        check: raises an error if they must not be written into a group with this state.
 
     Raises:
         GroupIsSubscribed: the group has subscribed members, who share its partitions among themselves.
     """
 
     def change(state: GroupState) -> None:
+        check(state)
         if state.kind == members.CONSUMER and state.seats:
             partition = next(iter(offsets))
             owner = state.owners.get(partition) or "a member of it"
@@ -186,4 +196,4 @@ def _commit(
 ) -> None:
     """Raises GuardMoved: the group has another state by now."""
     if offsets:
-        groups.commit_offsets(states.session, group, offsets, now_us, [states.guard(group, state)])
+        groups.commit_offsets(states.session, group, offsets, now_us, states.guards(group, state))

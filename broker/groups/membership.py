@@ -30,6 +30,8 @@ log = get_logger(__name__)
 
 MEMBERS_MAX = 1000
 """Of a group: each change is written with the shares of all, and each member reads it."""
+LAPSED_MAX = 200
+"""Members that are removed in one change."""
 
 
 class Groups:
@@ -86,36 +88,46 @@ class Groups:
         def change(state: GroupState) -> None:
             seat = state.seats.get(name)
             if seat is not None and epoch in (None, seat.epoch):
-                self._remove(group, state, name, members.ANY_VERSION)
+                self._remove(group, state, {name: members.ANY_VERSION})
 
         self.states.change(group, change)
 
-    def lapse(self, group: str, name: str, lease_version: int) -> bool:
-        """Remove a member whose lease has this version, because it was not renewed. Returns whether it was."""
+    def lapse(self, group: str, lease_versions: Mapping[str, int]) -> list[str]:
+        """Remove those members whose leases have these versions, because they were not renewed: at most `LAPSED_MAX` in
+        one call. Returns whom."""
 
-        def change(state: GroupState) -> bool:
-            [lease] = members.read_leases(self._session, [(group, name)])
-            if name not in state.seats or lease is None or lease.version != lease_version:
-                return False
-            self._remove(group, state, name, lease_version)
-            return True
+        def change(state: GroupState) -> list[str]:
+            names = [name for name in lease_versions if name in state.seats][:LAPSED_MAX]
+            leases = members.read_leases(self._session, [(group, name) for name in names])
+            late = {
+                name: lease.version
+                for name, lease in zip(names, leases, strict=True)
+                if lease is not None and lease.version == lease_versions[name]
+            }
+            if late:
+                self._remove(group, state, late)
+            return list(late)
 
-        has_lapsed = self.states.change(group, change, is_own=True)
-        if has_lapsed:
+        lapsed = self.states.change(group, change, is_own=True)
+        for name in lapsed:
             log.info("member_lapsed", group=group, member=name)
-        return has_lapsed
+        return lapsed
 
-    def _remove(self, group: str, state: GroupState, name: str, lease_version: int) -> None:
+    def _remove(self, group: str, state: GroupState, lease_versions: Mapping[str, int]) -> None:
         described = self._described(group, state)
-        left = {other: each for other, each in described.items() if other != name}
-        delete = members.delete_member(group, name, lease_version)
+        left = {name: member for name, member in described.items() if name not in lease_versions}
+        deletes = [
+            operation
+            for name, version in lease_versions.items()
+            for operation in members.delete_member(group, name, version)
+        ]
         try:
             after = self._next(group, state, described, left, state.kind, state.assignor)
-            self.states.write(group, state, after, delete)
+            self.states.write(group, state, after, deletes)
         except GroupTooLarge:
             # Its topics have grown. With the partitions that it had, it gets smaller: else nobody could leave it.
             after = self._next(group, state, described, left, state.kind, state.assignor, there=state.topics)
-            self.states.write(group, state, after, delete)
+            self.states.write(group, state, after, deletes)
 
     def refresh(self, group: str) -> None:
         """Make the next generation if the topics that the group reads have other partitions than it has."""
@@ -181,7 +193,7 @@ class Groups:
         self._begin_new(group, state, known, is_running=bool(readers))
         topics = self._topics_of(there, replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
         assigned = ASSIGNORS[assignor](
-            {name: member.reads(topics) for name, member in wanted.items()},
+            members.topics_read(wanted, topics),
             {name: topic.partitions for name, topic in topics.items()},
             {name: seat.share for name, seat in state.seats.items()},
         )
@@ -228,7 +240,8 @@ class Groups:
             for number in range(first, topic.partitions):
                 new[TopicPartition(name, number)] = groups.Offset(0, topic.topic_id)
         if new:
-            groups.commit_offsets(self._session, group, new, self._clock.now_us(), only_new=True)
+            guards = self.states.guards(group, state)  # what is new to an old state may have offsets by now
+            groups.commit_offsets(self._session, group, new, self._clock.now_us(), guards, only_new=True)
 
 
 _NO_SEAT = Seat(0)
@@ -236,5 +249,5 @@ _NO_SEAT = Seat(0)
 
 def _of_group(topics: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member]) -> dict[str, Topic]:
     """Those of some topics that a group has read, or to which members subscribe, by name."""
-    names = {name for member in wanted.values() for name in member.reads(topics)}
+    names = {name for read in members.topics_read(wanted, topics).values() for name in read}
     return {name: topics[name] for name in sorted(names | (state.topics.keys() & topics.keys()))}

@@ -140,6 +140,7 @@ class Monitor:
         now = self._clock.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
         seen_before, self._seen = self._seen, {}
+        late: dict[str, dict[str, int]] = {}  # by group, the versions of leases that have ended
         for (group, name), lease in leases.items():
             if lease is None:
                 continue  # it has just left
@@ -152,8 +153,10 @@ class Monitor:
                 seen = seen._replace(seconds=seen.seconds + elapsed)
             self._seen[group, name] = seen
             if seen.seconds >= lease.session_timeout_ms / 1000:
-                with self._alone():
-                    self._groups.lapse(group, name, lease.version)
+                late.setdefault(group, {})[name] = lease.version
+        for group, versions in late.items():
+            with self._alone():
+                self._groups.lapse(group, versions)
 
     def _notice_partitions(self, states: Mapping[str, GroupState]) -> None:
         topics = self._metadata.topics

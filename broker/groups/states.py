@@ -229,10 +229,10 @@ class States:
                 self._wake(known)
         return written
 
-    def guard(self, group: str, state: GroupState) -> Check:
-        """An operation without which `decide` writes nothing else; see `members.guard`."""
+    def guards(self, group: str, state: GroupState) -> list[Check]:
+        """Operations without which `decide` writes nothing else; see `members.guards`."""
         self._group(group).is_proven = True
-        return members.guard(group, state)
+        return members.guards(group, state)
 
     def _group(
         self, group: str, *, waiter: threading.Event | None = None, is_changing: bool = False, is_own: bool = False

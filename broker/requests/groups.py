@@ -23,7 +23,7 @@ from kafkalog.wire.shares import shares_of
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import Offset
-from kafkalog.zk.members import Lease, Member
+from kafkalog.zk.members import GroupState, Lease, Member
 from kafkalog.zk.registry import TopicRecord
 
 ORIGIN = ("subscription", "host", "process", "client_id")
@@ -123,11 +123,14 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -
         check_name(request.group)
     else:
         _check_known(request.group, host)
-    if not request.force:
-        _check_not_live(request.group, states, is_reset=True)
+
+    def check(state: GroupState) -> None:
+        if not request.force:
+            _check_not_live(request.group, states, state, is_reset=True)
+
     offsets = offsets_of(request.offsets, host)
     if offsets:
-        claims.commit_unclaimed(states, request.group, offsets, host.clock.now_us())
+        claims.commit_unclaimed(states, request.group, offsets, host.clock.now_us(), check)
     return pb.ResetOffsetsReply()
 
 
@@ -140,7 +143,7 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host, states: States) -> 
     """
     _check_known(request.group, host)
     while True:
-        _check_not_live(request.group, states)
+        _check_not_live(request.group, states, states.read(request.group))
         try:
             groups.delete(host.metadata.session, request.group)
             return pb.DeleteGroupReply()
@@ -200,8 +203,8 @@ def member_to_wire(member: Member, lease: Lease | None = None, now_ms: int = 0) 
     )
 
 
-def _check_not_live(group: str, states: States, *, is_reset: bool = False) -> None:
-    session, state = states.session, states.read(group)
+def _check_not_live(group: str, states: States, state: GroupState, *, is_reset: bool = False) -> None:
+    session = states.session
     live = members.read_members(session, group, state.seats)
     if not live:
         return

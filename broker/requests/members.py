@@ -27,6 +27,7 @@ _TEXT_MAX = 256  # of those for people; a host name of Linux has 64
 _PATTERN_MAX = 4096
 _TOPICS_TEXT_MAX = 65_536  # of all names of topics together
 _TOPICS_MAX = 1000
+_PARTITIONS_MAX = 100_000
 _SESSION_TIMEOUT_MS_MAX = 3_600_000
 
 
@@ -120,7 +121,7 @@ def await_group(
         UnknownMember, MemberFenced, InvalidRequest.
     """
     claimant, states = claimant_of(request.member), groups.states
-    wanted = from_wire(request.partitions)
+    wanted = frozenset(from_wire(request.partitions))
 
     def look(state: GroupState) -> GroupState:
         seat_of(states, state, claimant)
@@ -226,6 +227,8 @@ def _news(state: GroupState, name: str) -> pb.GroupNews:
 
 def from_wire(shares: Sequence[pb.GroupShare]) -> list[TopicPartition]:
     """Raises InvalidRequest."""
+    if sum(len(share.partitions) for share in shares) > _PARTITIONS_MAX:
+        raise InvalidRequest(reason=f"a member cannot name more than {_PARTITIONS_MAX} partitions at once")
     for share in shares:
         check_name(share.topic, "topic")
     return partitions_of(shares)

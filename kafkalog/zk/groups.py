@@ -221,29 +221,33 @@ def delete(session: ZooKeeperSession, group: str) -> None:
     listed = [_children(session, f"{offsets}/{name}") for name in _names_in(session, offsets)]
     if state.seats:
         raise HasMembers
+    guards = members.guards(group, state)
+    step = MULTI_MAX - len(guards)
     for versions in listed:
-        for start in range(0, len(versions), MULTI_MAX - 1):
-            _delete_offsets(session, versions[start : start + MULTI_MAX - 1], members.guard(group, state))
+        for start in range(0, len(versions), step):
+            _delete_offsets(session, versions[start : start + step], guards)
     for name in _names_in(session, offsets):
         _delete_empty(session, f"{offsets}/{name}")
     for parent in [paths.group_members(group), paths.group_leases(group), offsets]:
         _delete_empty(session, parent)
     try:
-        session.delete(paths.group(group), state.version)
+        incarnations = [name for name in _names_in(session, paths.group(group)) if paths.is_group_incarnation(name)]
+        deletes = [Delete(f"{paths.group(group)}/{name}") for name in incarnations]
+        session.multi([*deletes, Delete(paths.group(group), state.version)])
     except (NoNode, NotEmpty, BadVersion):  # somebody joined or committed meanwhile
         pass
 
 
-def _delete_offsets(session: ZooKeeperSession, versions: Sequence[tuple[str, int]], guard: Check) -> None:
-    """Delete znodes that still have these versions. Raises HasMembers: the guard does not hold."""
+def _delete_offsets(session: ZooKeeperSession, versions: Sequence[tuple[str, int]], guards: Sequence[Check]) -> None:
+    """Delete znodes that still have these versions. Raises HasMembers: a guard does not hold."""
     while versions:
         try:
-            session.multi([guard, *(Delete(path, version) for path, version in versions)])
+            session.multi([*guards, *(Delete(path, version) for path, version in versions)])
             return
         except (NoNode, BadVersion):
             stats = session.stats([path for path, _ in versions])
             try:
-                _check(session, [guard])
+                _check(session, guards)
             except GuardMoved:
                 raise HasMembers from None
         versions = [each for each, stat in zip(versions, stats, strict=True) if stat and stat.version == each[1]]

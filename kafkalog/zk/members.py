@@ -6,7 +6,10 @@ have one order, and what depends on the state (a commit) names its version. A ch
 read, makes the next generation; claims and releases do not.
 
 Numbers for epochs and claims come from one counter of the group, which begins at the zxid of its znode. So they rise
-for ever, also if a group is deleted and one of its name is made.
+for ever, also if a group is deleted and one of its name is made. The versions of that one's znode begin anew, so the
+first change gives the group an *incarnation*, a child of a random name, and whatever names a version checks it too.
+
+ZooKeeper keeps its last 500 changes in memory, so a large state is compressed.
 
 A member has two more znodes: `ids/<member>` describes it; `leases/<member>` is written again at each heartbeat. Clients
 have no session of ZooKeeper's, whose end would remove them: a broker removes a member whose lease was not written for
@@ -15,12 +18,14 @@ its session timeout (`broker/groups/monitor.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from kafkalog.errors import GroupTooLarge
+from kafkalog.errors import GroupTooLarge, UnreadableZnode
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
@@ -36,8 +41,10 @@ offsets are written."""
 ANY_VERSION = -1
 """Of a znode, to ZooKeeper."""
 
-STATE_BYTES_MAX = 900_000
-"""Of a group's znode. ZooKeeper takes requests of 1 MiB, and that of a join describes the member besides."""
+STATE_BYTES_MAX = 400_000
+"""Of a group's znode. ZooKeeper keeps its last 500 changes in memory, whose default is 1 GB."""
+_COMPRESSED_FROM = 10_000
+"""A smaller state stays readable in ZooKeeper's own shell."""
 
 SESSION_TIMEOUT_MS = 10_000
 """Of members that name none."""
@@ -67,13 +74,22 @@ class Member(NamedTuple):
     session_timeout_ms: int = SESSION_TIMEOUT_MS
     since_ms: int = 0
 
-    def reads(self, topics: Iterable[str]) -> list[str]:
-        """Those of the topics to which it subscribes."""
-        if self.pattern:
-            matches = matcher(self.pattern)
-            return [topic for topic in topics if matches(topic)]
-        wanted = set(self.topics)
-        return [topic for topic in topics if topic in wanted]
+
+def topics_read(members: Mapping[str, Member], topics: Iterable[str]) -> dict[str, list[str]]:
+    """Those of the topics to which each member subscribes. A pattern that many members have is matched once."""
+    listed = list(topics)
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for member in members.values():
+        key = (member.pattern, member.topics)
+        if key in found:
+            continue
+        if member.pattern:
+            matches = matcher(member.pattern)
+            found[key] = [topic for topic in listed if matches(topic)]
+        else:
+            wanted = set(member.topics)
+            found[key] = [topic for topic in listed if topic in wanted]
+    return {name: found[member.pattern, member.topics] for name, member in members.items()}
 
 
 class Topic(NamedTuple):
@@ -109,6 +125,7 @@ class GroupState:
         topics: those that members read or have read, by name, for as long as they exist: what such a topic has more
             when somebody reads it again is new to the group.
         number: the last one that was given to a join or a claim.
+        incarnation: random; empty: the group never had a member.
         version: of the group's znode; -1: it does not exist.
     """
 
@@ -118,6 +135,7 @@ class GroupState:
     seats: Mapping[str, Seat] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
     number: int = 0
+    incarnation: str = ""
     version: int = -1
 
     @cached_property
@@ -145,49 +163,59 @@ class Lease(NamedTuple):
 # --- contents --------------------------------------------------------------------------------------------------------
 
 
-def _state_to_json(state: GroupState) -> bytes:
-    members = []
+def _state_to_bytes(state: GroupState) -> bytes:
+    names: dict[str, int] = {}  # of topics, each is written once
+
+    def listed(partitions: Iterable[TopicPartition]) -> list[list[int | str]]:
+        """Partitions by topic as text: [0, "0-3,7"]."""
+        return [
+            [names.setdefault(topic, len(names)), ranges(numbers)] for topic, numbers in by_topic(partitions).items()
+        ]
+
+    seats = []
     for name, seat in state.seats.items():
         claims: dict[int, list[TopicPartition]] = {}
         for partition, number in seat.claims.items():
             claims.setdefault(number, []).append(partition)
-        listed = [[number, _ranges(partitions)] for number, partitions in claims.items()]
-        members.append([name, seat.epoch, _ranges(seat.share), listed])
-    return to_json(
+        by_number = [[number, listed(partitions)] for number, partitions in claims.items()]
+        seats.append([name, seat.epoch, listed(seat.share), by_number])
+    topics = [
+        [names.setdefault(name, len(names)), topic.topic_id.hex(), topic.partitions]
+        for name, topic in state.topics.items()
+    ]
+    content = to_json(
         {
             "generation": state.generation,
             "kind": state.kind,
             "assignor": state.assignor,
-            "members": members,
-            "topics": {name: [topic.topic_id.hex(), topic.partitions] for name, topic in state.topics.items()},
+            "members": seats,
+            "topics": topics,
+            "names": list(names),
             "number": state.number,
+            "incarnation": state.incarnation,
         }
     )
-
-
-def _ranges(share: Iterable[TopicPartition]) -> dict[str, str]:
-    """Partitions by topic as text: 0-3,7."""
-    return {topic: ranges(numbers) for topic, numbers in by_topic(share).items()}
-
-
-def _partitions(listed: Mapping[str, str]) -> list[TopicPartition]:
-    found = []
-    for topic, text in listed.items():
-        for each in text.split(","):
-            first, _, last = each.partition("-")
-            found += [TopicPartition(topic, number) for number in range(int(first), int(last or first) + 1)]
-    return found
+    return content if len(content) < _COMPRESSED_FROM else zlib.compress(content, 1)
 
 
 def _parse_state(path: str, content: bytes, version: int, zxid: int) -> GroupState:
     if not content:  # it never had a member
         return GroupState(number=zxid, version=version)
-    with fields_of(path, content) as fields:
+    with fields_of(path, _unpacked(path, content)) as fields:
+        names = list(map(str, fields["names"]))
+
+        def partitions(listed: Iterable[tuple[int, str]]) -> Iterator[TopicPartition]:
+            for index, text in listed:
+                for each in text.split(","):
+                    first, _, last = each.partition("-")
+                    for number in range(int(first), int(last or first) + 1):
+                        yield TopicPartition(names[index], number)
+
         seats = {}
         for name, epoch, share, claims in fields["members"]:
-            numbers = {partition: int(number) for number, listed in claims for partition in _partitions(listed)}
-            seats[str(name)] = Seat(int(epoch), frozenset(_partitions(share)), numbers)
-        topics = {name: Topic(bytes.fromhex(id_), int(count)) for name, (id_, count) in fields["topics"].items()}
+            numbers = {partition: int(number) for number, listed in claims for partition in partitions(listed)}
+            seats[str(name)] = Seat(int(epoch), frozenset(partitions(share)), numbers)
+        topics = {names[index]: Topic(bytes.fromhex(id_), int(count)) for index, id_, count in fields["topics"]}
         return GroupState(
             int(fields["generation"]),
             str(fields["kind"]),
@@ -195,8 +223,18 @@ def _parse_state(path: str, content: bytes, version: int, zxid: int) -> GroupSta
             seats,
             topics,
             int(fields["number"]),
+            str(fields["incarnation"]),
             version,
         )
+
+
+def _unpacked(path: str, content: bytes) -> bytes:
+    if content.startswith(b"{"):
+        return content
+    try:
+        return zlib.decompress(content)
+    except zlib.error as error:
+        raise UnreadableZnode(path=path, reason=f"it is neither JSON nor compressed: {error}") from None
 
 
 def _member_to_json(member: Member) -> bytes:
@@ -283,22 +321,31 @@ def change(
         BadVersion, NoNode, NodeExists: something changed since it was read; nothing was written.
         GroupTooLarge
     """
-    content = _state_to_json(after)
-    _check_size(group, content, STATE_BYTES_MAX)
-    session.multi([Set(paths.group(group), content, before.version), *operations])
+    first: list[Operation] = list(guards(group, before))
+    if not before.incarnation:
+        after = replace(after, incarnation=uuid.uuid4().hex)
+        first.append(Create(paths.group_incarnation(group, after.incarnation)))
+    content = _state_to_bytes(after)
+    _check_size(group, content)
+    session.multi([*first, Set(paths.group(group), content, before.version), *operations])
     return replace(after, version=before.version + 1)
 
 
 def check_room_for_claims(group: str, state: GroupState) -> None:
-    """Raises GroupTooLarge: the state without its claims takes more than half of what it may take; all shares are still
-    to be claimed."""
-    seats = {name: seat._replace(claims={}) for name, seat in state.seats.items()}
-    _check_size(group, _state_to_json(replace(state, seats=seats)), STATE_BYTES_MAX // 2)
+    """Raises GroupTooLarge: the state would not fit its znode if each partition was claimed by a claim of its own."""
+    number, seats = state.number, {}
+    for name, seat in state.seats.items():
+        claims = {}
+        for partition in seat.share:
+            number += 1 + number * 7919 % 1000  # scattered, as those of a group that is old
+            claims[partition] = number
+        seats[name] = seat._replace(claims=claims)
+    _check_size(group, _state_to_bytes(replace(state, seats=seats)))
 
 
-def _check_size(group: str, content: bytes, limit: int) -> None:
-    if len(content) > limit:
-        raise GroupTooLarge(group=group, size=len(content), limit=limit)
+def _check_size(group: str, content: bytes) -> None:
+    if len(content) > STATE_BYTES_MAX:
+        raise GroupTooLarge(group=group, size=len(content), limit=STATE_BYTES_MAX)
 
 
 def make_group(session: ZooKeeperSession, group: str) -> None:
@@ -306,9 +353,12 @@ def make_group(session: ZooKeeperSession, group: str) -> None:
     session.ensure([paths.group_members(group), paths.group_leases(group)])
 
 
-def guard(group: str, state: GroupState) -> Check:
-    """An operation that fails a multi if the group has another state by then."""
-    return Check(paths.group(group), state.version)
+def guards(group: str, state: GroupState) -> list[Check]:
+    """Operations that fail a multi if the group has another state by then."""
+    checks = [Check(paths.group(group), state.version)]
+    if state.incarnation:
+        checks.append(Check(paths.group_incarnation(group, state.incarnation), 0))
+    return checks
 
 
 def prove(session: ZooKeeperSession, group: str, state: GroupState) -> None:
@@ -319,7 +369,7 @@ def prove(session: ZooKeeperSession, group: str, state: GroupState) -> None:
         BadVersion, NoNode, NodeExists: it has another one.
     """
     if state.version >= 0:
-        session.multi([guard(group, state)])
+        session.multi(guards(group, state))
         return
     session.multi([Check(paths.CONSUMERS, ANY_VERSION)])  # a read after it sees as much
     if session.exists(paths.group(group)) is not None:

@@ -10,9 +10,13 @@
                                                     with the log. <topic id> is created and deleted with the topic, in
                                                     one change. So a late write cannot change a new topic of the name
     /admin/deleted_topics/<topic id>                {topic, brokers}: the brokers that may still have logs of the topic
-    /consumers/<group>                              {generation, kind, assignor, number, topics: {name: [topic id,
-                                                    partitions]}, members: [[name, epoch, {topic: partitions} to read,
-                                                    [[number, {topic: partitions}] claimed]]]}; empty: it had no member
+    /consumers/<group>                              {generation, kind, assignor, number, incarnation, names: [topic],
+                                                    topics: [[index of the name, topic id, partitions]], members:
+                                                    [[name, epoch, [[index, partitions]] to read, [[number, [[index,
+                                                    partitions]]] claimed]]]}, compressed (zlib) from 10,000 bytes on;
+                                                    empty: it had no member
+    /consumers/<group>/incarnation-<random>         empty: a check of it and of the group's version does not hold for
+                                                    another group of the name
     /consumers/<group>/ids/<member>                 {topics, pattern, subscription, host, process, client_id,
                                                     instance_id, session_timeout_ms}
     /consumers/<group>/leases/<member>              {session_timeout_ms}: written again at each heartbeat
@@ -37,6 +41,7 @@ TOPICS = "/brokers/topics"
 DELETED_TOPICS = "/admin/deleted_topics"
 CONSUMERS = "/consumers"
 TRANSACTIONS = "/transactions"
+_INCARNATION = "incarnation-"
 
 PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS, TRANSACTIONS)
 """Parents that every cluster has. A broker creates the missing ones when it connects."""
@@ -68,6 +73,15 @@ def deleted_topic(topic_id: bytes) -> str:
 
 def group(name: str) -> str:
     return f"{CONSUMERS}/{name}"
+
+
+def group_incarnation(group: str, incarnation: str) -> str:
+    return f"{CONSUMERS}/{group}/{_INCARNATION}{incarnation}"
+
+
+def is_group_incarnation(name: str) -> bool:
+    """Whether a child of a group's znode is of an incarnation."""
+    return name.startswith(_INCARNATION)
 
 
 def group_members(group: str) -> str:

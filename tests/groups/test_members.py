@@ -722,7 +722,7 @@ def test_nothing_more_is_handed_out_once_the_lease_has_ended(
         of(one)._lease.end = -1.0
 
     epochs: list[int] = []
-    with member(cluster, topic) as one:
+    with member(cluster, topic, enable_auto_commit=False) as one:
         next_offset: dict[str, Callable[[], int]] = {
             "poll": lambda: offset_of(one.poll(30)),
             "consume": lambda: offset_of(*one.consume(1, 30)),

@@ -118,7 +118,8 @@ class Torture:
         self._end()
 
     def run_kills(self, records: int, kills: int) -> None:
-        """Have the group read so many records, and kill a member every now and then."""
+        """Have the group read so many records, and kill every now and then the member that has handed out the last
+        ones: it has not committed them."""
         with Producer(self._cluster.bootstrap_servers) as producer:
             for number in range(records):
                 producer.send(TOPIC, b"%d" % number, partition=number % self._partitions)
@@ -127,11 +128,14 @@ class Torture:
             while len(self._processes) < self._members:
                 self._join(pause_ms=0.2, faults=0, readings=_READINGS[:3])
             goal = records * at // (kills + 1)
-            while self._seen.handed_out() < goal or self._any() is None:
+            last = ""
+            while self._seen.handed_out() < goal or self._any() is None or last not in self._processes:
                 self._pass(0.02)
-                self._seen.add(self._reader.news())
+                news = self._reader.news()
+                self._seen.add(news)
+                last = next((event.member for event in reversed(news) if event.event == "out"), last)
             if at:
-                self._kill()
+                self._kill(last)
         self._join(pause_ms=0.2, faults=0, readings=_READINGS[:3])
         self._end()
 
@@ -224,8 +228,8 @@ class Torture:
             process = self._leaving[name] = self._processes.pop(name)
             process.terminate()
 
-    def _kill(self) -> None:
-        if (name := self._any()) is not None:
+    def _kill(self, name: str | None = None) -> None:
+        if (name := name or self._any()) is not None:
             process = self._processes.pop(name)
             self._disturb(_SESSION_MS + _MOVED_MS)
             self._writer.write("killed", member=name)

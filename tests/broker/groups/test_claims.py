@@ -10,6 +10,7 @@ from broker.groups import claims
 from broker.groups.claims import Claim, Claimant
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
+    GroupIsLive,
     GroupIsSubscribed,
     InvalidRequest,
     MemberFenced,
@@ -21,7 +22,7 @@ from kafkalog.errors import (
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups
 from kafkalog.zk.groups import Offset
-from kafkalog.zk.members import STREAM
+from kafkalog.zk.members import STREAM, GroupState
 from kafkalog.zk.session import ZooKeeperSession
 from tests.between import ahead, amid
 from tests.broker.groups.sides import Side, partitions
@@ -93,10 +94,14 @@ def test_a_partition_that_another_member_owns_is_waited_for(side: Side, topic_id
 
 
 def test_when_a_member_goes_so_do_its_claims(side: Side, topic_id: bytes) -> None:
-    for leave in (lambda: side.groups.leave("g", "a"), lambda: side.groups.lapse("g", "a", 0)):
+    leaves: list[Callable[[], object]] = [
+        lambda: side.groups.leave("g", "a"),
+        lambda: side.groups.lapse("g", {"a": 0}),
+    ]
+    for leave in leaves:
         old = side.claimed("a", P0)[P0]
         side.join("b", "t")
-        assert leave() is not False
+        leave()
         assert side.owners() == {}
         assert side.claimed("b", P0)[P0].number > old.number
         side.groups.leave("g", "b")
@@ -322,7 +327,7 @@ def test_a_commit_that_stalls_on_the_way_spares_the_next_owners(
     ahead(monkeypatch, stalled.session, "multi", proxy.hold)
     with pytest.raises(ZooKeeperUnreachable):
         claims.commit(stalled.states, me, {P0: Offset(5, topic_id, 0, mine.number, 9)}, 1)
-    side.groups.lapse("g", "a", 0)
+    side.groups.lapse("g", {"a": 0})
     assert side.claimed("b", P0)[P0].committed is None
     proxy.resume()
     waited_for(lambda: not stalled.session._client._pending)
@@ -367,7 +372,7 @@ def test_what_changes_the_group_at_a_commit_is_looked_at_again(
     side.join("a", "t")
     me, mine = side.claimant("a"), side.claimed("a", P0)[P0]
     change = {
-        "lapse": lambda: other.groups.lapse("g", "a", 0),
+        "lapse": lambda: other.groups.lapse("g", {"a": 0}),
         "release": lambda: release(other, me, {P0: mine}),
         "claim": lambda: other.claimed("a", P1),
     }[happens]
@@ -464,6 +469,23 @@ def test_a_reader_that_is_no_member_commits_while_nobody_subscribes(side: Side, 
     claims.commit_unclaimed(side.states, "g", {P0: Offset(6, topic_id)}, 1)
     claims.commit_unclaimed(side.states, "new", {P0: Offset(6, topic_id)}, 1)
     assert side.committed() == {P0: 6}
+
+
+def test_an_operators_offsets_are_not_written_once_a_stream_has_joined(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, other = new_side(), new_side()
+    topic_id = side.new_topic("t", 1)
+
+    def check(state: GroupState) -> None:
+        if state.seats:
+            raise GroupIsLive(group="g", member="s", host="", left_ms=0, hint="")
+
+    claims.commit_unclaimed(side.states, "g", {P0: Offset(5, topic_id)}, 1, check)
+    ahead(monkeypatch, side.session, "multi", lambda: other.join("s", kind=STREAM, assignor=""))
+    with pytest.raises(GroupIsLive):
+        claims.commit_unclaimed(side.states, "g", {P0: Offset(0, topic_id)}, 1, check)
+    assert side.committed() == {P0: 5}
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.groups import membership
-from broker.groups.claims import seat_of
+from broker.groups.claims import commit, seat_of
 from kafkalog.errors import (
     AssignorDiffers,
     GroupBusy,
@@ -252,13 +252,29 @@ def test_a_member_lapses_with_the_lease_that_was_seen_only(side: Side) -> None:
     side.join("a", "t")
     side.join("b", "t")
     members.renew(side.session, "g", "a", 10_000)
-    assert not side.groups.lapse("g", "a", 0)
-    assert not side.groups.lapse("g", "nobody", 0)
+    assert not side.groups.lapse("g", {"a": 0})
+    assert not side.groups.lapse("g", {"nobody": 0})
     assert list(side.shares()) == ["a", "b"]
-    assert side.groups.lapse("g", "a", 1)
-    assert not side.groups.lapse("g", "a", 1)
+    assert side.groups.lapse("g", {"a": 1})
+    assert not side.groups.lapse("g", {"a": 1})
     state = side.state()
     assert (state.generation, shares_of(state)) == (3, {"b": partitions("t", 0, 1)})
+
+
+def test_members_that_lapse_together_are_removed_in_changes_of_many(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "LAPSED_MAX", 3)
+    side.new_topic("t", 2)
+    for name in "abcde":
+        side.join(name, "t")
+    dead = dict.fromkeys("abde", 0)
+    before = side.state()
+    assert side.groups.lapse("g", dead) == ["a", "b", "d"]
+    assert side.groups.lapse("g", dead) == ["e"]
+    assert list(side.shares()) == ["c"]
+    assert side.state().version == before.version + 2
+    assert list(members.read_members(side.session, "g", "abcde")) == ["c"]
 
 
 def test_a_member_that_renews_just_before_its_removal_stays(
@@ -268,14 +284,14 @@ def test_a_member_that_renews_just_before_its_removal_stays(
     side.new_topic("t", 2)
     side.join("a", "t")
     ahead(monkeypatch, side.session, "multi", lambda: members.renew(other.session, "g", "a", 10_000))
-    assert not side.groups.lapse("g", "a", 0)
+    assert not side.groups.lapse("g", {"a": 0})
     assert list(side.shares()) == ["a"]
 
 
 def test_a_lapse_of_the_last_member_leaves_the_group_with_what_it_knew(side: Side) -> None:
     topic_id = side.new_topic("t", 2)
     side.join("a", "t")
-    assert side.groups.lapse("g", "a", 0)
+    assert side.groups.lapse("g", {"a": 0})
     assert side.state().topics == {"t": Topic(topic_id, 2)}
     assert side.shares() == {}
 
@@ -536,6 +552,52 @@ def test_a_member_describes_itself_to_the_group(side: Side) -> None:
     assert found == Member("a", ("t",), host="host of a", instance_id="static", since_ms=found.since_ms)
 
 
+# --- a broker that knows an old state
+
+
+@pytest.mark.parametrize("how", ["join", "refresh"])
+def test_what_a_member_already_reads_is_not_new_to_a_broker_that_knows_less(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It reads the description of a member that has subscribed to one topic more, and the state from before that."""
+    side, late = new_side(), new_side()
+    side.new_topic("t", 2)
+    side.new_topic("old", 2)
+    late.learn()
+    side.join("a", "t", instance_id="a")
+    ahead(monkeypatch, late.states, "described", lambda: side.join("a", "t", "old", instance_id="a"))
+    if how == "join":
+        late.join("b", "t", "old")
+    else:
+        late.groups.refresh("g")
+    assert side.committed() == {}
+    assert side.state().topics.keys() == {"t", "old"}
+
+
+def test_offsets_of_a_topic_made_anew_are_not_overwritten_by_a_broker_that_knew_the_old_one(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, late = new_side(), new_side()
+    side.new_topic("t", 2)
+    side.join("a", pattern=".*")
+    side.new_topic("u", 1)
+    late.learn()
+
+    def make_anew() -> None:
+        side.delete_topic("u")
+        side.groups.refresh("g")
+        side.new_topic("u", 1)
+        side.groups.refresh("g")
+        [u] = partitions("u", 0)
+        number = side.claimed("a", u)[u].number
+        offset = Offset(100, side.state().topics["u"].topic_id, 0, number, 1)
+        commit(side.states, side.claimant("a"), {u: offset}, 0)
+
+    ahead(monkeypatch, groups, "commit_offsets", make_anew)
+    late.groups.refresh("g")
+    assert side.committed()[TopicPartition("u", 0)] == 100
+
+
 # --- a state that does not fit its znode
 
 
@@ -543,14 +605,13 @@ def test_a_member_whose_claims_would_not_fit_does_not_join(side: Side, monkeypat
     side.new_topic("t", 4)
     side.new_topic("u" * 200, 4)
     side.join("a", "t")
-    size = len(side.session.get(paths.group("g"))[0])
-    monkeypatch.setattr(members, "STATE_BYTES_MAX", 2 * size + 200)
+    side.claimed("a", *partitions("t", 0, 1, 2, 3))
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 500)
     with pytest.raises(GroupTooLarge) as raised:
         side.join("b", "u" * 200)
-    assert raised.value.facts["limit"] == size + 100 < raised.value.facts["size"]
+    assert raised.value.facts["limit"] == 500 < raised.value.facts["size"]
     assert not raised.value.retriable
     assert list(side.shares()) == ["a"]
-    side.claimed("a", *partitions("t", 0, 1, 2, 3))
     side.join("b", "t")
 
 
@@ -570,7 +631,7 @@ def test_a_member_goes_also_if_its_topics_have_grown_beyond_what_fits(
     if how == "leave":
         side.groups.leave("g", "a")
     else:
-        assert side.groups.lapse("g", "a", 0)
+        assert side.groups.lapse("g", {"a": 0})
     assert side.shares() == {"b": partitions("t", 0, 1, 2, 3)}
     assert side.state().topics == {"t": Topic(topic_id, 4)}
     monkeypatch.undo()

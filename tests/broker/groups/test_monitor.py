@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -420,10 +420,10 @@ def test_a_group_that_changes_too_often_holds_up_no_other(
         side.join("a", "t", group=name)
     lapse = side.groups.lapse
 
-    def refused(group: str, name: str, version: int) -> bool:
+    def refused(group: str, lease_versions: Mapping[str, int]) -> list[str]:
         if group == "bad":
             raise GroupBusy(group=group)
-        return lapse(group, name, version)
+        return lapse(group, lease_versions)
 
     monkeypatch.setattr(side.groups, "lapse", refused)
     monitor.look()

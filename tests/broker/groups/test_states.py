@@ -144,10 +144,13 @@ def asked(states: States, way: str, look: Callable[[GroupState], GroupState | No
     return states.change("g", look) if way == "change" else states.sure("g", look, NEVER)
 
 
-def test_a_member_that_has_gone_is_refused_without_another_request(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_has_gone_is_refused_without_another_request(
+    new_side: Callable[[], Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its epoch does not come back, whatever this broker does not know yet."""
-    _, gone = side.join("a", "t")
-    side.groups.leave("g", "a")
+    side, other = new_side(), new_side()
+    _, gone = other.join("a", "t")
+    other.groups.leave("g", "a")
     side.states.read("g")
     for call in ("multi", "get_many", "exists"):
         monkeypatch.setattr(side.session, call, None)
@@ -496,5 +499,5 @@ def test_a_broker_s_own_changes_find_room_in_a_group_that_many_threads_change(si
     with pytest.raises(GroupBusy):
         side.join("b", "t")
     side.groups.refresh("g")
-    assert side.groups.lapse("g", "a", lease.version)
+    assert side.groups.lapse("g", {"a": lease.version})
     known.changing = 0

@@ -48,7 +48,7 @@ def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrot
         renew(session, *given)
         [lease] = members.read_leases(session, [("g", "one")])
         assert lease is not None
-        assert broker.broker.rpc_service._groups.lapse("g", "one", lease.version)
+        assert broker.broker.rpc_service._groups.lapse("g", {"one": lease.version})
         assert keep(broker, "two", 2000, 1) == "two"
 
     monkeypatch.setattr(members, "renew", and_then_stand_still)

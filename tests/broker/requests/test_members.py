@@ -91,6 +91,18 @@ def test_who_replaces_a_member_gets_its_share_and_none_of_its_claims(broker: Run
     assert isinstance(refused(broker.stub.RenewMember, request), MemberFenced)
 
 
+def test_a_request_that_names_more_partitions_than_a_group_can_have_is_refused(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    many = [bpb.GroupShare(topic="t", partitions=[0] * 100_001)]
+    for call, request in (
+        (broker.stub.AwaitGroup, bpb.AwaitGroupRequest(member=me(broker, "one"), partitions=many)),
+        (broker.stub.ClaimPartitions, bpb.ClaimPartitionsRequest(member=me(broker, "one"), partitions=many)),
+    ):
+        error = refused(call, request)
+        assert isinstance(error, InvalidRequest) and "more than 100000 partitions" in str(error)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

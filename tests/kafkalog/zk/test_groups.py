@@ -257,7 +257,7 @@ def test_a_group_of_many_offsets_is_deleted_until_a_member_comes(
     amid(monkeypatch, session, "multi", lambda: join(another, "g", "two"))
     with pytest.raises(groups.HasMembers):
         groups.delete(session, "g")
-    assert len(groups.committed(session, "g", None)) == 1200 - 499
+    assert len(groups.committed(session, "g", None)) == 1200 - 498
     leave(another, "g", "two")
     groups.delete(session, "g")
     assert session.children(paths.CONSUMERS) == []

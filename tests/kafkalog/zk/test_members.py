@@ -44,6 +44,40 @@ def test_a_member_is_read_back_as_it_described_itself(session: ZooKeeperSession)
     assert members.read_leases(session, [("g", "nobody"), ("h", "one")]) == [None, None]
 
 
+def test_a_large_state_is_compressed_and_read_back(session: ZooKeeperSession) -> None:
+    before = join(session, "g", "a")
+    topics = {f"topic.{number}": Topic(bytes([number]) * 16, 100) for number in range(100)}
+    share = [TopicPartition(topic, number) for topic in topics for number in range(100)]
+    claims = {partition: before.number + 7 * number for number, partition in enumerate(share)}
+    after = replace(before, topics=topics, seats={"a": Seat(before.number, frozenset(share), claims)})
+    made = members.change(session, "g", before, after)
+    assert state_of(session, "g") == made
+    assert len(session.get(paths.group("g"))[0]) < 80_000
+    session.set(paths.group("g"), b"x")
+    with pytest.raises(UnreadableZnode, match="neither JSON nor compressed"):
+        state_of(session, "g")
+
+
+def test_a_state_of_a_group_that_was_deleted_is_none_of_the_next_group_of_its_name(session: ZooKeeperSession) -> None:
+    """The versions of its znode begin anew."""
+    join(session, "g", "a")
+    old = leave(session, "g", "a")
+    groups.delete(session, "g")
+    join(session, "g", "b")
+    new = leave(session, "g", "b")
+    assert new.version == old.version
+    for late in (
+        lambda: members.change(session, "g", old, replace(old, generation=99)),
+        lambda: members.prove(session, "g", old),
+        lambda: session.multi(members.guards("g", old)),
+    ):
+        with pytest.raises(NoNode):
+            late()
+    members.prove(session, "g", new)
+    groups.delete(session, "g")
+    assert session.children(paths.CONSUMERS) == []
+
+
 def test_a_state_is_read_back_with_members_in_the_order_of_joining(session: ZooKeeperSession) -> None:
     join(session, "g", "z")
     before = join(session, "g", "a")
@@ -55,7 +89,7 @@ def test_a_state_is_read_back_with_members_in_the_order_of_joining(session: ZooK
         "a": Seat(before.seats["a"].epoch, frozenset([of_t[3], of_t[4], of_t[6]])),
     }
     topics = {"t": Topic(b"t" * 16, 9), "u": Topic(b"u" * 16, 4)}
-    after = GroupState(3, "consumer", "sticky", seats, topics, before.number + 5, before.version)
+    after = GroupState(3, "consumer", "sticky", seats, topics, before.number + 5, before.incarnation, before.version)
     made = members.change(session, "g", before, after)
     found = state_of(session, "g")
     assert found == made == replace(after, version=before.version + 1)
@@ -64,8 +98,8 @@ def test_a_state_is_read_back_with_members_in_the_order_of_joining(session: ZooK
     content, stat = session.get(paths.group("g"))
     assert stat.version == made.version
     [z, a] = json.loads(content)["members"]
-    assert z == ["z", 3, {"t": "0-2,5,7-8", "u": "3"}, [[7, {"t": "0-1"}], [6, {"t": "3"}]]]
-    assert a == ["a", before.seats["a"].epoch, {"t": "3-4,6"}, []]
+    assert z == ["z", 3, [[0, "0-2,5,7-8"], [1, "3"]], [[7, [[0, "0-1"]]], [6, [[0, "3"]]]]]
+    assert a == ["a", before.seats["a"].epoch, [[0, "3-4,6"]], []]
 
 
 def test_the_order_of_joining_stays_whoever_changes_the_group(
@@ -91,7 +125,7 @@ def test_a_change_of_a_state_that_is_over_writes_nothing(session: ZooKeeperSessi
     with pytest.raises(BadVersion):
         members.change(session, "g", before, after, members.create_member("g", Member("three")))
     with pytest.raises(BadVersion):
-        session.multi([members.guard("g", before)])
+        session.multi([*members.guards("g", before)])
     assert live(session, "g") == ["one", "two"]
     assert members.read_members(session, "g", ["three"]) == {}
     assert members.read_leases(session, [("g", "three")]) == [None]
@@ -227,7 +261,23 @@ def test_a_lease_that_cannot_be_read_is_an_error(session: ZooKeeperSession) -> N
 
 def test_a_member_reads_what_it_names_or_what_its_pattern_matches_as_a_whole() -> None:
     topics = ["orders", "orders-eu", "u", "orders.de"]
-    assert Member("m", ("u", "none")).reads(topics) == ["u"]
-    assert Member("m", pattern=r"orders.*").reads(topics) == ["orders", "orders-eu", "orders.de"]
-    assert Member("m", pattern=r"orders|u").reads(topics) == ["orders", "u"]
-    assert Member("m").reads(topics) == []
+    described = {
+        "names": Member("names", ("u", "none")),
+        "pattern": Member("pattern", pattern=r"orders.*"),
+        "either": Member("either", pattern=r"orders|u"),
+        "nothing": Member("nothing"),
+    }
+    assert members.topics_read(described, topics) == {
+        "names": ["u"],
+        "pattern": ["orders", "orders-eu", "orders.de"],
+        "either": ["orders", "u"],
+        "nothing": [],
+    }
+
+
+def test_a_pattern_that_many_members_have_is_matched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(members, "matcher", lambda pattern: asked.append)
+    described = {str(number): Member(str(number), pattern="o.*") for number in range(100)}
+    assert members.topics_read(described, ["a", "b"]).keys() == described.keys()
+    assert asked == ["a", "b"]
