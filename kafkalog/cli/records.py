@@ -641,8 +641,7 @@ class _Showing:
 
     def _stop_reading(self, partitions: Collection[TopicPartition]) -> None:
         self._reading.difference_update(partitions)
-        with suppress(InvalidArgument):  # the lease has ended meanwhile
-            self._consumer.pause([p for p in self._consumer.assignment() if p in partitions])
+        self._consumer.pause([p for p in self._consumer.assignment() if p in partitions])
 
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         """The consumer does not have these any more."""

@@ -36,7 +36,7 @@ from kafkalog.errors import (
     StaleGeneration,
 )
 from kafkalog.wire import broker_pb2 as pb
-from tests.between import amid
+from tests.between import ahead, amid
 from tests.interrupts import interrupted_at
 from tests.threads import join_all
 from tests.waiting import waited_for
@@ -778,6 +778,44 @@ def test_partitions_are_not_announced_once_the_lease_has_ended(cluster: LocalClu
         of(one)._lease.end = -1.0
         of(one).serve()
         assert told == []
+
+
+def test_a_callback_whose_partitions_are_lost_meanwhile_goes_on_as_if_they_were_not(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, list[int]]] = []
+    note = noting(told)
+
+    def place(reader: Consumer, partitions: list[TopicPartition]) -> None:
+        note["on_assigned"](reader, partitions)
+        if len(told) == 1:
+            is_waiting = threading.Event()
+            ahead(monkeypatch, of(reader).callbacks, "wait_returned", is_waiting.set)
+            of(reader)._lease.end = -1.0
+            waited_for(lambda: is_waiting.is_set() or not reader.assignment())
+        for partition in partitions:
+            reader.seek(partition, 0)
+            assert reader.position(partition) == 0
+        reader.pause(partitions)
+        reader.resume(partitions)
+
+    with member(cluster, tested, note | {"on_assigned": place}) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert told == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+
+
+def test_what_has_just_gone_is_neither_paused_nor_resumed(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        both = one.assignment()
+        with member(cluster, tested):
+            waited_for(lambda: len(partitions_of(one)) == 1)
+            one.pause(both)
+            assert one.paused() == one.assignment()
+            one.resume(both)
+            assert one.paused() == []
+        with pytest.raises(InvalidArgument, match="is not assigned"):
+            one.pause([TopicPartition("another", 0)])
 
 
 # --- static members

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from kafkalog.client.consumer.cursors import Lease
+from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition
 
 Callback = Callable[[Any, list[TopicPartition]], object]
@@ -32,6 +33,10 @@ class Subscription(NamedTuple):
     on_assigned: Callback | None = None
     on_revoked: Callback | None = None
     on_lost: Callback | None = None
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic of this name is subscribed to."""
+        return topic in self.topics or bool(self.pattern and matcher(self.pattern)(topic))
 
     def __str__(self) -> str:
         return f"topics matching {self.pattern}" if self.pattern else ", ".join(self.topics)
@@ -150,6 +155,12 @@ class Callbacks:
         with self._changed:
             while self._calls and not is_ending():
                 self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
+
+    def wait_returned(self, is_ending: Callable[[], bool]) -> None:
+        """Wait until none runs, or until the end."""
+        with self._changed:
+            while self._serving is not None and not is_ending():
+                self._changed.wait(_LOOK_SECONDS)
 
     def finish(self, callback: Callback | None) -> None:
         """Call those of this kind that were not begun, in this thread."""

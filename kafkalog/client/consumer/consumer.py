@@ -250,8 +250,11 @@ class Consumer:
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no records of partitions until `resume`. They stay assigned, and what was fetched is kept.
 
+        A partition that a subscribed consumer does not read now is ignored: its group may just have moved it. It is not
+        paused when it comes back.
+
         Raises:
-            InvalidArgument: a partition is not assigned.
+            InvalidArgument: a partition is not assigned, or not of a topic that is subscribed to.
         """
         self._hold(partitions, self._cursors.hold)
 
@@ -259,7 +262,7 @@ class Consumer:
         """Hand out records of paused partitions again; those that are not paused are ignored.
 
         Raises:
-            InvalidArgument: a partition is not assigned.
+            InvalidArgument: as `pause`.
         """
         self._hold(
             partitions,
@@ -271,10 +274,12 @@ class Consumer:
     ) -> None:
         self._check_open()
         wanted = arguments.partitions("partitions", partitions)
+        membership = self._membership
         with self._fetcher.lock:
             for partition in wanted:
-                self._cursors.of(partition)
-            how(wanted, Hold.PAUSED)
+                if membership is None or not membership.has(partition):
+                    self._cursors.of(partition)
+            how([partition for partition in wanted if partition in self._cursors.by_partition], Hold.PAUSED)
 
     def paused(self) -> list[TopicPartition]:
         """The partitions that are paused."""

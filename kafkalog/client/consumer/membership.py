@@ -143,6 +143,10 @@ class Membership:
         """The member's name in its group."""
         return self._name
 
+    def has(self, partition: TopicPartition) -> bool:
+        """Whether it is of a topic that is subscribed to, so it may be this member's, or have been."""
+        return self._subscription.has(partition.topic)
+
     def start(self) -> None:
         """Start the threads. Raises OutOfThreads."""
         for target, name in (
@@ -445,8 +449,9 @@ class Membership:
                     log.warning("group_topic_does_not_exist_yet", group=self._group, topic=topic)
 
     def _lose(self) -> None:
-        """Drop everything; others may own it."""
+        """Drop everything, as others may own it; but not from under a callback that runs, which may seek in it."""
         self._lease.end = -1.0
+        self.callbacks.wait_returned(self._is_ending)
         error, lost = self._lost, self._told()
         self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:

@@ -27,12 +27,14 @@ from hypothesis import strategies as st
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.cli import records
+from kafkalog.cli.extents import readable
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument, NotOwner
 from kafkalog.net.control import ControlConnection
+from tests.between import ahead
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
 from tests.threads import join_all
 from tests.waiting import pending_signals, suspend, waited_for
@@ -873,6 +875,33 @@ def test_a_lease_that_ends_before_a_commit_ends_no_consume(
     assert sorted(map(int, ran.out.split())) == list(range(10))
     with Admin(cluster.bootstrap_servers) as admin:
         assert list(admin.committed(topic).values()) == [5, 5]
+
+
+def test_a_lease_that_ends_while_partitions_are_begun_ends_no_consume(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(10))
+    consumers, subscribe, looks = list[Consumer](), Consumer.subscribe, itertools.count(1)
+
+    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
+        consumers.append(consumer)
+        subscribe(consumer, *given, **callbacks)
+
+    def losing(*given: Any) -> Any:
+        found = readable(*given)
+        if next(looks) == 2:  # in `on_assigned`
+            membership, is_waiting = consumers[0]._membership, threading.Event()
+            assert membership is not None
+            ahead(monkeypatch, membership.callbacks, "wait_returned", is_waiting.set)
+            membership._lease.end = -1.0
+            waited_for(lambda: is_waiting.is_set() or not consumers[0].assignment())
+        return found
+
+    monkeypatch.setattr(Consumer, "subscribe", noted)
+    monkeypatch.setattr(records, "readable", losing)
+    ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--exit-at-end")
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(map(int, ran.out.split())) == list(range(10))
 
 
 @pytest.mark.timeout(60)
