@@ -23,6 +23,7 @@ from kafkalog.client.consumer import membership as membership_module
 from kafkalog.client.consumer import starts
 from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.client.consumer.callbacks import Callback
+from kafkalog.client.consumer.consumer import MessageStream
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -519,7 +520,7 @@ def test_a_commit_after_one_without_an_answer_is_sent_though_it_says_what_was_wr
         one.commit({where: 0})
         is_losing.set()
         with requests(lose), pytest.raises(RequestTimedOut):
-            of(one).commit({where: 1})
+            of(one)._commit_due({where: 1})
         assert admin.committed(tested)[where] == 1
         one.commit({where: 0})
         assert admin.committed(tested)[where] == 0
@@ -636,6 +637,229 @@ def test_messages_of_consume_are_committed_by_the_last_of_each_partition(cluster
         assert admin.committed(tested) == {TopicPartition(tested, 0): 2, TopicPartition(tested, 1): 1}
         with pytest.raises(InvalidArgument, match="a tuple among its messages"):
             one.commit([(1, 2)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("then", ["auto commit", "commit()", "close", "a rebalance"])
+def test_what_was_committed_by_name_is_not_undone_by_a_commit_of_the_position(
+    cluster: LocalCluster, tested: str, then: str
+) -> None:
+    produce(cluster, tested, 0, 1)
+    interval_ms = 20 if then == "auto commit" else 3_600_000
+    both = {TopicPartition(tested, number): 2 for number in (0, 1)}
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, auto_commit_interval_ms=interval_ms) as one:
+        messages = one.consume(4, 30)
+        one.commit(messages)
+        assert admin.committed(tested) == both
+        if then == "auto commit":
+            at = of(one)._commit_at
+            waited_for(lambda: of(one)._commit_at > at + 0.05)
+        elif then == "commit()":
+            one.commit()
+        elif then == "close":
+            one.close()
+        else:
+            hands = list(one._polled)
+            one._polled.clear()  # as if iterators were closed: what they have is read again
+            for hand in hands:
+                hand.give_up()
+            with member(cluster, tested) as other:
+                waited_for(lambda: len(of(one)._claims) == 1 and len(partitions_of(other)) == 1)
+        assert admin.committed(tested) == both
+
+
+def test_auto_commit_goes_on_after_a_commit_by_name(cluster: LocalCluster, tested: str) -> None:
+    both = [TopicPartition(tested, number) for number in (0, 1)]
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, auto_commit_interval_ms=20) as one:
+        one.commit(one.consume(2, 30))
+        produce(cluster, tested, 0, 1)
+        assert len(one.consume(2, 30)) == 2
+        assert one.poll(0) is None
+        waited_for(lambda: admin.committed(tested) == dict.fromkeys(both, 2))
+        one.commit(dict.fromkeys(both, 1))
+        produce(cluster, tested, 0)
+        assert one.poll(30)
+        assert one.poll(0) is None
+        waited_for(lambda: admin.committed(tested) == {both[0]: 3, both[1]: 1})
+        one.seek(both[0], 1)
+        waited_for(lambda: admin.committed(tested)[both[0]] == 1)
+
+
+def test_a_commit_by_name_that_failed_holds_back_no_auto_commit(cluster: LocalCluster, tested: str) -> None:
+    def fail(shared: Cluster, method: str, *given: Any, **named: Any) -> Any:
+        if method == "CommitOffsets":
+            raise lost()
+        return call(shared, method, *given, **named)
+
+    call, both = Cluster.call, [TopicPartition(tested, number) for number in (0, 1)]
+    with Admin(cluster.bootstrap_servers) as admin:
+        with member(cluster, tested, auto_commit_interval_ms=3_600_000) as one:
+            assert len(one.consume(2, 30)) == 2
+            with patch.object(Cluster, "call", fail), pytest.raises(RequestTimedOut):
+                one.commit(dict.fromkeys(both, 1000))
+            assert one.poll(0) is None
+        assert admin.committed(tested) == dict.fromkeys(both, 1)
+
+
+def test_a_commit_by_name_that_was_interrupted_holds_back_no_auto_commit_unless_it_was_written(
+    cluster: LocalCluster, tested: str
+) -> None:
+    where = TopicPartition(tested, 0)
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        cursor = one._cursors.by_partition[where]
+        for number in range(1000):
+            one.seek(where, 0)
+            done = {where: 1000 + number}
+            if not interrupted_at(number, partial(one.commit, done), "consumer/membership.py"):
+                return
+            assert cursor.named is None or admin.committed(tested)[where] == 1000 + number, number
+    raise AssertionError("there are more places than that")
+
+
+@pytest.mark.parametrize("how", ["rebalance", "close"])
+def test_a_commit_in_on_revoked_is_the_last(cluster: LocalCluster, tested: str, how: str) -> None:
+    produce(cluster, tested, 0, 1)
+    told: list[TopicPartition] = []
+
+    def commit(reader: Consumer, partitions: list[TopicPartition]) -> None:
+        told.extend(partitions)
+        reader.commit(dict.fromkeys(partitions, 1))
+
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, {"on_revoked": commit}) as one:
+        assert len(one.consume(4, 30)) == 4
+        assert one.poll(0) is None
+        if how == "close":
+            one.close()
+        else:
+            with member(cluster, tested) as other:
+                waited_for(lambda: len(partitions_of(one)) == 1 and len(other.assignment()) == 1)
+                assert other.position(other.assignment()[0]) == 1
+        assert {partition: admin.committed(tested)[partition] for partition in told} == dict.fromkeys(told, 1)
+
+
+def test_a_record_that_is_handed_back_after_the_commit_of_on_revoked_does_not_undo_it(
+    cluster: LocalCluster, tested: str
+) -> None:
+    produce(cluster, tested, 0, 1)
+    has_committed, are_in_hand = threading.Event(), threading.Barrier(3)
+
+    def read(stream: MessageStream) -> None:
+        for message in stream:
+            if message.offset == 1:
+                are_in_hand.wait(30)
+                assert has_committed.wait(30)
+
+    def commit(reader: Consumer, partitions: list[TopicPartition]) -> None:
+        reader.commit(dict.fromkeys(partitions, 0))
+        has_committed.set()
+        waited_for(lambda: not reader._cursors.in_hand(partitions))
+
+    with Admin(cluster.bootstrap_servers) as admin:
+        with member(cluster, tested, {"on_revoked": commit}) as one:
+            waited_for(lambda: len(one.assignment()) == 2)
+            readers = [threading.Thread(target=read, args=[stream]) for stream in one.streams(2)]
+            for reader in readers:
+                reader.start()
+            are_in_hand.wait(30)
+        join_all(readers, 30)
+        assert set(admin.committed(tested).values()) == {0}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_commit_of_positions_leaves_out_what_is_no_longer_its_own(
+    cluster: LocalCluster, tested: str, is_known: bool
+) -> None:
+    first, second = (TopicPartition(tested, number) for number in (0, 1))
+    released: list[int] = []
+    asked: list[str] = []
+    call = Cluster.call
+
+    def note(shared: Cluster, method: str, *given: Any, **named: Any) -> Any:
+        asked.append(method)
+        return call(shared, method, *given, **named)
+
+    def commit(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "ReleasePartitions" and not released:
+            [stays] = of(one)._share
+            with patch.object(Cluster, "call", note):
+                one.commit()
+            released.append(admin.committed(tested)[stays])
+        return reply
+
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.poll(0) is None
+        if is_known:
+            with requests(commit, one), member(cluster, tested):
+                waited_for(lambda: one.poll(0) is None and bool(released))
+            assert released == [1]
+            assert asked.count("CommitOffsets") == 1, "it is not asked for what is just being released"
+        else:
+            ended = pb.GroupClaim(topic=tested, partition=0, claim=of(one)._claims[first])
+            request = pb.ReleasePartitionsRequest(member=of(one)._me(), claims=[ended])
+            of(one)._brokers.ask("ReleasePartitions", request)
+            one.commit()
+            assert admin.committed(tested) == {second: 1}
+
+
+# --- many partitions
+
+
+def test_a_large_share_is_claimed_committed_and_released_in_parts(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "_PARTITIONS_AT_ONCE", 2)
+    ask, sizes = Brokers.ask, dict[str, list[int]]()
+
+    def noted(brokers: Brokers, method: str, request: Any, seconds: float | None = None) -> Any:
+        if method == "ClaimPartitions":
+            sizes.setdefault(method, []).append(sum(len(each.partitions) for each in request.partitions))
+        elif method in ("CommitOffsets", "ReleasePartitions"):
+            some = request.claims if method == "ReleasePartitions" else request.offsets
+            sizes.setdefault(method, []).append(len(some))
+        return ask(brokers, method, request, seconds)
+
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=7)
+        produce(cluster, topic, *range(7))
+        with patch.object(Brokers, "ask", noted):
+            with member(cluster, topic, auto_commit_interval_ms=3_600_000) as one:
+                assert len(one.consume(7, 30)) == 7
+                assert sizes.pop("ClaimPartitions") == [2, 2, 2, 1]
+                with member(cluster, topic) as other:
+                    waited_for(lambda: len(partitions_of(one)) == 4 and len(partitions_of(other)) == 3)
+                assert sizes.pop("ReleasePartitions") == [2, 1]
+                sizes.clear()
+            assert sum(sizes["CommitOffsets"]) == 4 and max(sizes["CommitOffsets"]) == 2
+        assert admin.committed(topic) == {TopicPartition(topic, number): 1 for number in range(7)}
+
+
+def test_commits_that_get_no_further_than_their_first_part_reach_all_partitions_in_turn(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "_PARTITIONS_AT_ONCE", 2)
+    asked = 0
+
+    def answer_the_first(ask: Ask, method: str) -> Any:
+        nonlocal asked
+        if method == "CommitOffsets":
+            asked += 1
+            if asked > 1:
+                raise lost()
+        return ask()
+
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=6)
+        with member(cluster, topic, enable_auto_commit=False) as one, requests(answer_the_first, one):
+            for _ in range(3):
+                produce(cluster, topic, *range(6))
+                assert len(one.consume(6, 30)) == 6
+                assert one.poll(0) is None
+                asked = 0
+                with pytest.raises(RequestTimedOut):
+                    of(one)._commit_due(one._cursors.positions(one.assignment()))
+            assert len(admin.committed(topic)) == 6
 
 
 # --- starts

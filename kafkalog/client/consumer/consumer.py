@@ -368,10 +368,15 @@ class Consumer:
     ) -> None:
         """Write the group's offsets, from any thread.
 
+        Auto commit undoes no offset that was named here: it goes on where the position has moved past it, or was
+        sought.
+
         Args:
             done: None: the position of every assigned partition, see `position`; what was handed out last is not
-                processed by it. A message, the messages of `consume`, or an Arrow batch: the offset after it, or after
-                the last of each partition; use this where they are processed. Or a dict of offsets by TopicPartition.
+                processed by it. Of a subscribed consumer's partitions it leaves out those that go to other members just
+                now, and those of which a later offset was committed by name. A message, the messages of `consume`, or
+                an Arrow batch: the offset after it, or after the last of each partition; use this where they are
+                processed. Or a dict of offsets by TopicPartition.
 
         Raises:
             InvalidArgument: the consumer has no group.
@@ -379,27 +384,31 @@ class Consumer:
                 it again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
             NotOwner: the consumer is subscribed, and a partition is not its own (any more): another member goes on from
-                the last commit. Nothing was written.
+                the last commit. Nothing was written, of more than 499 partitions perhaps some.
             GroupIsSubscribed: the consumer is not subscribed, and other members of the group are.
             BrokerUnreachable: no broker answers.
         """
-        group = self._group_or_error()
-        if done is None:
-            offsets: Mapping[TopicPartition, int] = self._cursors.positions(self.assignment())
-        elif isinstance(done, Message):
-            offsets = {TopicPartition(done.topic, done.partition): done.offset + 1}
-        elif isinstance(done, Mapping):
-            offsets = arguments.offsets("done", done)
-        elif isinstance(done, Sequence):
-            offsets = _after(done)
-        else:
-            offsets = _behind(done)
-        if not offsets:
+        group, membership = self._group_or_error(), self._membership
+        if done is None and membership is not None:
+            membership.commit_positions()
+        elif not (offsets := self._offsets_after(done)):
             return
-        if self._membership is not None:
-            self._membership.commit(offsets, patient=True)
+        elif membership is not None:
+            membership.commit(offsets)
         else:
             commit_offsets(self._cluster, group, offsets, self._topic_ids)
+
+    def _offsets_after(
+        self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None
+    ) -> Mapping[TopicPartition, int]:
+        """What `commit` is to write. Raises InvalidArgument."""
+        if done is None:
+            return self._cursors.positions(self.assignment())
+        if isinstance(done, Message):
+            return {TopicPartition(done.topic, done.partition): done.offset + 1}
+        if isinstance(done, Mapping):
+            return arguments.offsets("done", done)
+        return _after(done) if isinstance(done, Sequence) else _behind(done)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""

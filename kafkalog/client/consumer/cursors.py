@@ -104,6 +104,17 @@ class Hand:
         return self.offset if message is None else message.offset
 
 
+class Named(NamedTuple):
+    """An offset of a partition that the application has committed by name.
+
+    Attributes:
+        position: of the cursor when it was; infinite: it is the partition's last commit.
+    """
+
+    offset: int
+    position: float
+
+
 class Cursor:
     """The progress of handing out one partition's records. Guarded by the fetcher's lock.
 
@@ -114,6 +125,7 @@ class Cursor:
         hands: those of the iterators that have a record of it in hand.
         hold: why nothing of it is handed out.
         lease: nothing of it is handed out after its end; None: it has none.
+        named: the last commit by name since it was sought; None: there was none.
         resume: the offset to restart from, while records are being moved; None: none are.
     """
 
@@ -125,6 +137,7 @@ class Cursor:
         "hold",
         "lease",
         "left",
+        "named",
         "offset",
         "resume",
         "rows",
@@ -141,6 +154,7 @@ class Cursor:
         self.batches: Sequence[FetchedBatch] = ()
         self.hands: set[Hand] = set()
         self.hold = Hold.NONE
+        self.named: Named | None = None
         self.resume: int | None = None
 
     def has_ended(self) -> bool:
@@ -201,7 +215,7 @@ class Cursor:
             self.resume = None
 
     def seek(self, offset: int) -> None:
-        self.resume = offset
+        self.resume, self.named = offset, None
         self.hands.clear()
         self.restart()
 

@@ -19,6 +19,7 @@ name, everything that was fetched is dropped, nothing is committed, and the memb
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -27,9 +28,10 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from kafkalog.client.background import in_background
@@ -37,7 +39,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.client.consumer.callbacks import Callbacks, Subscription
-from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease
+from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease, Named
 from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.consumer.starts import Starts
 from kafkalog.client.groups import commit_living, committed_offsets
@@ -64,6 +66,10 @@ _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
+_PARTITIONS_AT_ONCE = 499
+"""Of a claim, a commit or a release in one request: a broker writes so many offsets at once, with its check of the
+group's state. What has been answered is not asked again, so a share of any size gets on."""
+_NEVER = (0, None)
 
 
 class Membership:
@@ -114,6 +120,7 @@ class Membership:
         # answered may be executed late.
         self._going: set[TopicPartition] = set()
         self._revoked: set[Cursor] = set()  # on_revoked has been called
+        self._releasing: set[TopicPartition] = set()  # by the request that is not answered yet
         self._waiting: dict[TopicPartition, str] = {}  # of the share, what others own
         self._freed = False
         self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
@@ -134,7 +141,7 @@ class Membership:
         reset = settings.auto_offset_reset
         self._starts = Starts(cluster, group, reset, self._changed, self._closing)
         cursors.may_be_empty = True
-        cursors.is_called = self._is_due
+        cursors.is_called = self._is_called
         cursors.is_late = lambda: self._lease.has_ended()
         cursors.put_down = self._wake
 
@@ -160,7 +167,7 @@ class Membership:
 
     # --- for threads that read
 
-    def _is_due(self) -> bool:
+    def _is_called(self) -> bool:
         is_new = threading.get_ident() not in self._reading  # it began to wait under another subscription
         return is_new or self.callbacks.due() is not None or self._due_error() is not None
 
@@ -235,12 +242,6 @@ class Membership:
             share = self._share
         moving = Hold.ASSIGNED | Hold.UNPLACED | Hold.REVOKED  # the last: it is released first, and claimed again
         return {p for p in share if (cursor := cursors.get(p)) is None or cursor.hold & moving}
-
-    def next_order(self) -> int:
-        """The number of the next commit."""
-        with self._lock:
-            self._order += 1
-            return self._order
 
     # --- the lease
 
@@ -516,13 +517,14 @@ class Membership:
                 ready -= untold.keys()
             if ready:
                 self._release(ready)
-        if unknown:
+        for part in _parts(unknown):
             request = pb.ReleasePartitionsRequest(member=self._me())
-            for (topic, number), claim in unknown.items():
-                request.claims.add(topic=topic, partition=number, claim=claim)
+            for topic, number in part:
+                request.claims.add(topic=topic, partition=number, claim=unknown[TopicPartition(topic, number)])
             self._brokers.ask("ReleasePartitions", request)
             with self._lock:
-                self._unknown = {}
+                for partition in part:
+                    self._unknown.pop(partition, None)
 
     def _made_anew(self) -> set[TopicPartition]:
         """Lock held: partitions that stay, of topics that were deleted and created again under their names."""
@@ -535,26 +537,37 @@ class Membership:
 
     def _release(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit positions and end claims. Raises KafkalogError."""
-        listed = sorted(partitions)
+        for part in _parts(sorted(partitions)):
+            if self._is_ending():
+                return
+            try:
+                self._release_part(part)
+            finally:
+                self._releasing = set()
+
+    def _release_part(self, part: list[TopicPartition]) -> None:
+        cursors = self._cursors.by_partition
         if self._settings.enable_auto_commit:
-            positions = self._cursors.positions(listed)
+            positions = self._cursors.positions(part)
         else:  # who reads them next would look up a start of its own, perhaps a later one
-            positions = {p: self._found[p] for p in listed if p in self._found}
-        request = pb.ReleasePartitionsRequest(member=self._me(), order=self.next_order())
-        for partition in listed:
-            claim = request.claims.add(
-                topic=partition.topic, partition=partition.partition, claim=self._claims[partition]
-            )
-            if partition in positions:
-                claim.offset = positions[partition]
-                claim.topic_id = self._cursors.by_partition[partition].source.reader.topic_id
-        self._brokers.ask("ReleasePartitions", request)
-        self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in listed])
-        self._cursors.remove(listed)
-        self._starts.forget(listed)
+            positions = {p: self._found[p] for p in part if p in self._found}
         with self._lock:
-            self._freed = self._freed or bool(self._share & set(listed))
-            for partition in listed:
+            self._order += 1
+            self._releasing = set(part)
+            request = pb.ReleasePartitionsRequest(member=self._me(), order=self._order)
+            for partition in part:
+                topic, number = partition
+                claim = request.claims.add(topic=topic, partition=number, claim=self._claims[partition])
+                if partition in positions and _is_auto_due(cursors[partition], positions[partition]):
+                    claim.offset = positions[partition]
+                    claim.topic_id = cursors[partition].source.reader.topic_id
+        self._brokers.ask("ReleasePartitions", request)
+        self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in part])
+        self._cursors.remove(part)
+        self._starts.forget(part)
+        with self._lock:
+            self._freed = self._freed or bool(self._share & set(part))
+            for partition in part:
                 self._claims.pop(partition, None)
                 self._going.discard(partition)
                 self._written.pop(partition, None)
@@ -569,21 +582,31 @@ class Membership:
             if not wanted or not self._freed:
                 self._have_looked()
                 return
-        request = pb.ClaimPartitionsRequest(member=self._me(), generation=generation, partitions=shares_of(wanted))
-        try:
-            reply = self._brokers.ask("ClaimPartitions", request)
-        except StaleGeneration:
-            with self._lock:
-                if generation == self._generation:  # otherwise the news have come meanwhile
-                    self._is_refused = True
-                    self._have_looked()
-            return
+        waiting: dict[TopicPartition, str] = {}
+        for part in _parts(wanted):
+            if self._is_ending():
+                return
+            request = pb.ClaimPartitionsRequest(member=self._me(), generation=generation, partitions=shares_of(part))
+            try:
+                reply = self._brokers.ask("ClaimPartitions", request)
+            except StaleGeneration:
+                with self._lock:
+                    if generation == self._generation:  # otherwise the news have come meanwhile
+                        self._is_refused = True
+                        self._have_looked()
+                return
+            waiting |= {TopicPartition(each.topic, each.partition): each.owner for each in reply.owners}
+            self._take_claims(reply, topic_ids)
+        with self._lock:
+            if generation == self._generation:
+                self._waiting = waiting
+                self._have_looked()
+
+    def _take_claims(self, reply: pb.ClaimPartitionsReply, topic_ids: Mapping[str, bytes]) -> None:
+        """Read what was claimed, or look up where to begin."""
         claims = {TopicPartition(each.topic, each.partition): each for each in reply.claims}
         with self._lock:
             self._claims.update((partition, each.claim) for partition, each in claims.items())
-            if generation == self._generation:
-                self._waiting = {TopicPartition(each.topic, each.partition): each.owner for each in reply.owners}
-                self._have_looked()
         starts = {partition: each.offset for partition, each in claims.items() if each.HasField("offset")}
         self._written.update((partition, (0, offset)) for partition, offset in starts.items())
         self._add(starts, topic_ids)
@@ -657,21 +680,103 @@ class Membership:
             return
         self._commit_at = now + self._settings.auto_commit_interval_ms / 1000
         if self._settings.enable_auto_commit:
-            positions = self._cursors.positions(self._claims.keys() & self._cursors.by_partition.keys())
             try:
-                commit_living(self.commit, positions)
+                commit_living(self._commit_due, self._cursors.positions(self._cursors.by_partition))
             except NotOwner as error:  # news of that come
                 log.info("group_commit_refused", group=self._group, member=self._name, reason=str(error))
 
-    def commit(self, offsets: Mapping[TopicPartition, int], *, patient: bool = False) -> None:
-        """Commit offsets of what this member owns, those that are not committed already.
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets that the application names. A partition's is not undone by a commit of its position; one that
+        is named after the last record was handed back, as in `on_revoked`, is the last.
 
         Raises:
-            NotOwner: it does not own one of them (any more).
+            NotOwner: this member does not own one of them (any more).
+        """
+        for part in _parts(offsets):
+            some = {partition: offsets[partition] for partition in part}
+            noted: list[tuple[Cursor, Named | None, Named]] = []
+            try:
+                self._note_named(some, noted)
+                self._commit_part(some, self._ask_patiently)
+            except BaseException:
+                for cursor, before, named in noted:
+                    if cursor.named is named:
+                        cursor.named = before
+                raise
+
+    def _note_named(
+        self, offsets: Mapping[TopicPartition, int], noted: list[tuple[Cursor, Named | None, Named]]
+    ) -> None:
+        """Note them at the cursors. For an interrupt that comes: before a cursor is changed, `noted` gets it, what it
+        had, and what it has from then on."""
+        served = self.callbacks.served()
+        with self._cursors.fetcher.lock:
+            for partition, offset in offsets.items():
+                if (cursor := self._cursors.by_partition.get(partition)) is not None:
+                    is_last = bool(cursor.hold & Hold.REVOKED) and (self._stopping or partition in served)
+                    named = Named(offset, math.inf if is_last else cursor.position())
+                    noted.append((cursor, cursor.named, named))
+                    cursor.named = named
+
+    def commit_positions(self) -> None:
+        """Commit the positions of what this member owns, for the application.
+
+        Raises:
+            NotOwner: it owns nothing any more.
+        """
+        positions = self._cursors.positions(self._cursors.by_partition)
+        self._commit_own(positions, self._ask_patiently, _is_due)
+
+    def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
+        """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
+        self._commit_own(positions, partial(self._brokers.ask, "CommitOffsets"), _is_auto_due)
+
+    def _commit_own(
+        self,
+        positions: Mapping[TopicPartition, int],
+        ask: Callable[[pb.CommitOffsetsRequest], object],
+        is_due: Callable[[Cursor, int], bool],
+    ) -> None:
+        """Commit positions, those first whose last commit is the oldest, without those that this member does not own
+        any more: what it releases is committed by the release. Raises KafkalogError."""
+        refused: set[str] = set()
+        while True:
+            with self._lock:
+                own = [p for p in self._claims.keys() - self._releasing if p in positions and str(p) not in refused]
+                news = [p for p in own if self._written.get(p, _NEVER)[1] != positions[p]]
+                news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
+            try:
+                for part in _parts(news):
+                    self._commit_part({partition: positions[partition] for partition in part}, ask, is_due)
+                return
+            except NotOwner as error:
+                partition = error.facts["partition"]
+                if self._lost is not None or partition in refused:
+                    raise
+                refused.add(partition)
+
+    def _commit_part(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        ask: Callable[[pb.CommitOffsetsRequest], object],
+        is_due: Callable[[Cursor, int], bool] | None = None,
+    ) -> None:
+        """Commit those offsets that are not committed already.
+
+        Args:
+            is_due: whether a cursor's position is to be committed; looked at when no commit can come in between.
+
+        Raises:
+            NotOwner: this member does not own one of them (any more).
         """
         with self._lock:
-            none = (0, None)
-            news = {p: offset for p, offset in offsets.items() if self._written.get(p, none)[1] != offset}
+            cursors = self._cursors.by_partition
+            news = {
+                partition: offset
+                for partition, offset in offsets.items()
+                if self._written.get(partition, _NEVER)[1] != offset
+                and (is_due is None or (partition in cursors and is_due(cursors[partition], offset)))
+            }
             if not news:
                 return
             if not self._is_member:
@@ -682,7 +787,6 @@ class Membership:
             self._written.update((p, (order, None)) for p in news if p in self._claims)
             me = self._me()
             request = pb.CommitOffsetsRequest(group=self._group, member=me, order=order)
-            cursors = self._cursors.by_partition
             for partition, offset in news.items():
                 cursor = cursors.get(partition)  # of what was read: a topic may have been created again under the name
                 topic_id = self._topic_ids.get(partition.topic) if cursor is None else cursor.source.reader.topic_id
@@ -693,19 +797,21 @@ class Membership:
                     topic_id=topic_id,
                     claim=self._claims.get(partition),
                 )
-        if patient:
-            try:
-                self._cluster.call("CommitOffsets", request)
-            except _GONE as error:
-                self._note_lost(me, error)
-                raise NotOwner(member=me.member, partition=str(min(news)), group=self._group, owner="") from None
-        else:
-            self._brokers.ask("CommitOffsets", request)
+        ask(request)
         with self._lock:
             for partition, offset in news.items():
                 if self._written.get(partition) == (order, None):
                     self._written[partition] = order, offset
                 self._found.pop(partition, None)
+
+    def _ask_patiently(self, request: pb.CommitOffsetsRequest) -> None:
+        """Raises KafkalogError."""
+        try:
+            self._cluster.call("CommitOffsets", request)
+        except _GONE as error:
+            self._note_lost(request.member, error)
+            where = min(TopicPartition(each.topic, each.partition) for each in request.offsets)
+            raise NotOwner(member=self._name, partition=str(where), group=self._group, owner="") from None
 
     # --- slow applications
 
@@ -805,7 +911,7 @@ class Membership:
 
     def _commit_at_the_end(self, positions: Mapping[TopicPartition, int], until: float) -> None:
         try:
-            self._brokers.retrying(lambda: commit_living(self.commit, positions), until)
+            self._brokers.retrying(lambda: commit_living(self._commit_due, positions), until)
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
@@ -824,6 +930,23 @@ class Membership:
         self._finalizer.detach()
         self._cursors.is_called = self._cursors.is_late = bool
         self._cursors.put_down = lambda: None
+
+
+def _parts(partitions: Iterable[TopicPartition]) -> Iterator[list[TopicPartition]]:
+    """Of so many partitions as one request may have."""
+    listed = list(partitions)
+    for start in range(0, len(listed), _PARTITIONS_AT_ONCE):
+        yield listed[start : start + _PARTITIONS_AT_ONCE]
+
+
+def _is_due(cursor: Cursor, position: int) -> bool:
+    """Whether a commit of a position undoes no commit of a later offset by name."""
+    return cursor.named is None or position >= cursor.named.offset
+
+
+def _is_auto_due(cursor: Cursor, position: int) -> bool:
+    """Whether auto commit may commit a position: it undoes no commit by name, and records were handed back since."""
+    return _is_due(cursor, position) and (cursor.named is None or position > cursor.named.position)
 
 
 def _new_name(settings: ConsumerSettings) -> str:
