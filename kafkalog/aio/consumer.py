@@ -164,12 +164,12 @@ class Consumer:
         return call
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records of partitions until `resume`. They stay assigned, and what was fetched is kept. Raises
-        InvalidArgument: a partition is not assigned."""
+        """Return no records of partitions until `resume`. They stay assigned, and what was fetched is kept. Ignores
+        and raises what `kafkalog.Consumer.pause` does."""
         self._consumer.pause(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records of paused partitions again. Raises InvalidArgument: a partition is not assigned."""
+        """Return records of paused partitions again. Ignores and raises what `pause` does."""
         self._consumer.resume(partitions)
 
     def paused(self) -> list[TopicPartition]:
