@@ -384,7 +384,7 @@ class Consumer:
                 it again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
             NotOwner: the consumer is subscribed, and a partition is not its own (any more): another member goes on from
-                the last commit. Nothing was written, of more than 499 partitions perhaps some.
+                the last commit. Nothing was written, of more than 498 partitions perhaps some.
             GroupIsSubscribed: the consumer is not subscribed, and other members of the group are.
             BrokerUnreachable: no broker answers.
         """

@@ -66,8 +66,8 @@ _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
-_PARTITIONS_AT_ONCE = 499
-"""Of a claim, a commit or a release in one request: a broker writes so many offsets at once, with its check of the
+_PARTITIONS_AT_ONCE = 498
+"""Of a claim, a commit or a release in one request: a broker writes so many offsets at once, with its checks of the
 group's state. What has been answered is not asked again, so a share of any size gets on."""
 _NEVER = (0, None)
 
