@@ -890,6 +890,56 @@ def test_starts_that_were_not_found_are_looked_up_again(
     assert looks == ([2, 2] if failure else [2, 1])
 
 
+def test_a_topic_that_is_deleted_while_starts_are_looked_up_keeps_no_other_one_from_being_read(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads gets no error meanwhile: the group takes the partitions away."""
+    gone = f"{tested}-gone"
+    looked_up: list[tuple[set[str], threading.Thread]] = []
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested) as one:
+        one.unsubscribe()
+        admin.create_topic(gone, partitions=2)
+
+        def once_it_is_deleted(asked: Cluster, wanted: Mapping[TopicPartition, str], *given: Any) -> Any:
+            looked_up.append(({partition.topic for partition in wanted}, threading.current_thread()))
+            if len(looked_up) == 1:
+                admin.delete_topic(gone)
+                waited_for(lambda: one._cluster.refresh([gone]) or one._cluster.known_topic(gone) is None)
+            return list_offsets(asked, wanted, *given)
+
+        monkeypatch.setattr(starts, "list_offsets", once_it_is_deleted)
+        one.subscribe([tested, gone])
+        found: list[Message] = []
+        while len(found) < 2 or one.awaited() != set():
+            found += one.consume(2, 0.1)
+        topics, threads = zip(*looked_up[:3], strict=True)
+        assert topics == ({tested, gone}, {tested}, {gone})
+        assert len(set(threads)) == 1, "the other topic waited for a lookup of its own"
+        assert sorted(one.assignment()) == [TopicPartition(tested, 0), TopicPartition(tested, 1)]
+        assert not of(one)._starts._asked, "nobody wants to know any more where it starts"
+
+
+def test_starts_in_many_topics_are_asked_for_by_one_call_to_each_leader(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [f"{topic}-{number}" for number in range(20)]
+    asked: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        asked.append(len(given[1]))
+        return list_offsets(*given)
+
+    monkeypatch.setattr(starts, "list_offsets", counted)
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, topic) as one:
+        for name in topics:
+            admin.create_topic(name, partitions=2)
+        one.subscribe(topics)
+        waited_for(lambda: len(partitions_of(one)) == 40)
+        leaders = {each.leader for info in admin.describe_topics(topics) for each in info.partitions}
+    assert len(asked) == len(leaders)
+    assert sum(asked) == 40
+
+
 # --- leases
 
 

@@ -8,18 +8,22 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kafkalog.client.admin import ListedOffset, list_offsets
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import NO_LEADER, Cluster
-from kafkalog.errors import KafkalogError, RetriableError
+from kafkalog.errors import KafkalogError, RetriableError, UnknownPartition, UnknownTopic, UnknownTopicId
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 
 log = get_logger(__name__)
 
 _PAUSE_SECONDS = 2.0
+_DELETED = (UnknownTopic, UnknownTopicId, UnknownPartition)
+"""Of a topic that was deleted. The group will take its partitions away, so who reads is not told."""
 
 
 class _Asked(NamedTuple):
@@ -59,8 +63,10 @@ class Starts:
         self._closing = closing
         self._asked: dict[TopicPartition, _Asked] = {}
 
-    def look_up(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
-        """Begin to look up some."""
+    def look_up(
+        self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes], pause_seconds: float = 0.0
+    ) -> None:
+        """Begin to look up some, after a pause."""
         partitions = list(partitions)
         with suppress(KafkalogError):
             self._cluster.look_up({partition.topic for partition in partitions}, patient=False)
@@ -71,13 +77,13 @@ class Starts:
             leader = known[partition.partition].leader if partition.partition < len(known) else NO_LEADER
             by_leader.setdefault(leader, []).append(partition)
         for some in by_leader.values():
-            asked = _Asked(in_background(partial(self._listed, some), self._notify), topic_ids)
+            asked = _Asked(in_background(partial(self._listed, some, pause_seconds), self._notify), topic_ids)
             with self._changed:
                 self._asked.update(dict.fromkeys(some, asked))
 
     def found(self) -> list[Found]:
-        """What was found since the last call. What could not be had is looked up again. Raises KafkalogError: nothing
-        was found, because of an error for good."""
+        """What was found since the last call. What could not be had is looked up again after a pause. Raises
+        KafkalogError: nothing was found, because of an error for good."""
         with self._changed:
             done = {partition: asked for partition, asked in self._asked.items() if asked.future.done()}
             for partition in done:
@@ -99,7 +105,7 @@ class Starts:
             if offsets:
                 found.append(Found(offsets, topic_ids))
             if len(offsets) < len(partitions):
-                self.look_up(set(partitions) - offsets.keys(), topic_ids)
+                self.look_up(set(partitions) - offsets.keys(), topic_ids, _PAUSE_SECONDS)
             if error is not None and not isinstance(error, RetriableError):
                 failure = error
         if failure is not None and not found:
@@ -112,14 +118,30 @@ class Starts:
             for partition in list(self._asked) if partitions is None else partitions:
                 self._asked.pop(partition, None)
 
-    def _listed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset]:
-        """The starts of those partitions that are served. Waits a little if one is not, as it is asked for again."""
+    def _listed(self, partitions: list[TopicPartition], pause_seconds: float) -> dict[TopicPartition, ListedOffset]:
+        """The starts of those partitions that are served."""
+        if self._closing.wait(pause_seconds):
+            return {}
         failed: dict[TopicPartition, KafkalogError] = {}
-        found = list_offsets(self._cluster, dict.fromkeys(partitions, self._reset), failed)
+        try:
+            found = list_offsets(self._cluster, dict.fromkeys(partitions, self._reset), failed)
+        except _DELETED:  # of one topic, for all partitions
+            found = self._listed_by_topic(partitions, failed)
         for partition, error in failed.items():
             log.warning("group_partition_not_begun", group=self._group, partition=str(partition), reason=str(error))
-        if failed:
-            self._closing.wait(_PAUSE_SECONDS)
+        return found
+
+    def _listed_by_topic(
+        self, partitions: list[TopicPartition], failed: dict[TopicPartition, KafkalogError]
+    ) -> dict[TopicPartition, ListedOffset]:
+        """The starts of those partitions that are served, of topics that exist; the others are added to `failed`."""
+        found: dict[TopicPartition, ListedOffset] = {}
+        for _, some in groupby(sorted(partitions), key=attrgetter("topic")):
+            of_topic = dict.fromkeys(some, self._reset)
+            try:
+                found |= list_offsets(self._cluster, of_topic, failed)
+            except _DELETED as error:
+                failed |= dict.fromkeys(of_topic, error)
         return found
 
     def _notify(self, _: Future[Any]) -> None:
