@@ -132,7 +132,7 @@ def test_what_was_fetched_of_partitions_that_stay_is_kept_while_others_move(clus
     with member(cluster, topic) as one:
         waited_for(lambda: partitions_of(one) == [0, 1, 2])
         produce(cluster, topic, 1, 2)
-        empty = one.streams()[0]
+        empty = MessageStream(one, TopicPartition(topic, 0))
 
         def is_driven() -> bool:
             """It fetches all partitions, and hands out nothing."""
@@ -361,7 +361,7 @@ def test_an_iterator_that_asks_no_more_keeps_no_partition(cluster: LocalCluster,
 def test_a_closed_iterator_keeps_no_partition_and_what_it_had_is_read_again(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested) as one:
         waited_for(lambda: len(one.assignment()) == 2)
-        iterators = [stream.messages() for stream in one.streams()]
+        iterators = [stream.messages() for stream in one.streams(2)]
         assert [next(messages).offset for messages in iterators] == [0, 0]
         for messages in iterators:
             messages.close()  # type: ignore[attr-defined]
@@ -1273,6 +1273,16 @@ def test_a_callback_cannot_read(cluster: LocalCluster, tested: str) -> None:
     with member(cluster, tested, {"on_assigned": read}) as one:
         assert len(one.consume(2, 30)) == 2
         assert len(told) == 3
+
+
+def test_streams_of_a_subscribed_consumer_need_a_count(cluster: LocalCluster, tested: str) -> None:
+    """A stream of one partition would end with it, and nobody would read the partition when it comes back."""
+    with member(cluster, tested) as one:
+        with pytest.raises(InvalidArgument, match=r"come and go: streams\(\) needs a count, as streams\(2\)"):
+            one.streams()
+        assert [offset_of(next(iter(stream))) for stream in one.streams(2)] == [0, 0]
+        one.unsubscribe()
+        assert one.streams() == []
 
 
 @pytest.mark.parametrize("how", ["unsubscribe", "subscribe"])

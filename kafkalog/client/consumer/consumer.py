@@ -455,10 +455,18 @@ class Consumer:
         Args:
             count: so many streams, which share the partitions that are assigned at any time; none goes to another
                 stream while a record of it is being processed. None: one for each partition that is assigned now.
+
+        Raises:
+            InvalidArgument: `count` is None, and the consumer is subscribed, so that its partitions come and go.
         """
         if count is not None:
             shared = Streams(_at_least_one("count", count))
             return [MessageStream(self, Share(number, shared)) for number in range(count)]
+        if self._membership is not None:
+            raise InvalidArgument(
+                reason="this consumer is subscribed, so its partitions come and go: streams() needs a count, as "
+                "streams(2)"
+            )
         return [MessageStream(self, partition) for partition in self.assignment()]
 
     def poll(self, timeout: float | None = None) -> Message | None:
