@@ -17,6 +17,7 @@ import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -38,6 +39,22 @@ Callback = Callable[["Consumer", list[TopicPartition]], Awaitable[object] | obje
 """(consumer, partitions); called on the event loop, and awaited if it is a coroutine function."""
 
 _NOTHING: Iterator[Message] = iter(())
+
+
+class _Called(NamedTuple):
+    """A callback.
+
+    Attributes:
+        consumer: that it was called with.
+        task: that runs it.
+    """
+
+    consumer: weakref.ref[Consumer]
+    task: asyncio.Task[Any]
+
+
+_callback: ContextVar[_Called | None] = ContextVar("_callback", default=None)
+"""That in which a task, or one that began it, runs or ran: `asyncio.wait_for` awaits in a task of its own."""
 
 
 class _Wait(NamedTuple):
@@ -124,8 +141,7 @@ class Consumer:
         `kafkalog.Consumer.subscribe`.
 
         The callbacks are functions or coroutine functions. They are called on the event loop, with this consumer and a
-        list of partitions; no record is returned meanwhile. In them you may `seek`, `commit` and `pause`; do not wait
-        for records there.
+        list of partitions; no record is returned meanwhile. In them you may `seek`, `commit` and `pause`, but not read.
 
         Raises:
             InvalidArgument: the consumer has no group, or has partitions assigned by `assign`.
@@ -153,6 +169,9 @@ class Consumer:
         async def called(partitions: list[TopicPartition]) -> None:
             consumer = reference()
             if consumer is not None:
+                task = asyncio.current_task()
+                assert task is not None
+                _callback.set(_Called(reference, task))
                 result = callback(consumer, partitions)
                 if inspect.isawaitable(result):
                     await result
@@ -241,6 +260,7 @@ class Consumer:
 
     async def _poll(self, timeout: float | None) -> Message | None:
         end = _end(timeout)
+        self._check_not_in_callback()
         self._put_earlier_down()
         while True:
             cursor = self._cursor
@@ -273,6 +293,7 @@ class Consumer:
         if arguments.whole_number("num_messages", num_messages) < 1:
             raise InvalidArgument(reason=f"num_messages must be at least 1, not {num_messages}")
         end = _end(timeout)
+        self._check_not_in_callback()
         self._put_earlier_down()
         left, is_late = num_messages, self._consumer._is_late
         taken: list[tuple[Cursor, list[Message]]] = []
@@ -324,6 +345,7 @@ class Consumer:
 
     async def _next_arrow(self, timeout: float | None) -> pa.RecordBatch | None:
         end = _end(timeout)
+        self._check_not_in_callback()
         self._put_earlier_down()
         while True:
             batch = await self._found(self._cursors.next_arrow, end)
@@ -382,6 +404,11 @@ class Consumer:
         self._hand, self._cursor, self._left = Hand(), None, _NOTHING
         taking = partial(take, taken=tuple(self._earlier)) if self._earlier else take
         return _Wait(take, hand, self._thread.begin(partial(_waited, self._consumer, taking, processed, hand)))
+
+    def _check_not_in_callback(self) -> None:
+        called = _callback.get()
+        if called is not None and called.consumer() is self and not called.task.done():
+            raise InvalidArgument(reason=threaded.READING_CALLBACK)
 
     def _put_earlier_down(self) -> None:
         """What `consume` has returned is processed; not the last partition's, because `_left` follows it."""

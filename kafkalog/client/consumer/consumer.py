@@ -38,6 +38,7 @@ from kafkalog.records import Message, TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+READING_CALLBACK = "a callback of a subscription cannot read: the call that called it is reading"
 _FLAGS = {re.IGNORECASE: "i", re.DOTALL: "s", re.MULTILINE: "m"}
 _STARTS = ("earliest", "latest", "committed")
 _Taken = TypeVar("_Taken")
@@ -688,7 +689,7 @@ class Consumer:
 
     def _check_not_in_callback(self) -> None:
         if self._membership is not None and self._membership.callbacks.is_serving_here():
-            raise InvalidArgument(reason="a callback of a subscription cannot read: the call that called it is reading")
+            raise InvalidArgument(reason=READING_CALLBACK)
 
     def _after_fork_in_child(self) -> None:
         membership, self._membership = self._membership, None

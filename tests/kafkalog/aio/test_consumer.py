@@ -689,6 +689,36 @@ def test_an_error_of_a_callback_is_raised_to_who_reads(cluster: LocalCluster, fi
     asyncio.run(main())
 
 
+def test_a_callback_cannot_read(cluster: LocalCluster, filled: list[TopicPartition]) -> None:
+    """Also not in a task that it waits for; a task that it began may read once it has returned."""
+    told: list[str] = []
+    later: list[asyncio.Task[Message | None]] = []
+
+    async def main() -> None:
+        async def read_later(consumer: aio.Consumer, returned: asyncio.Event) -> Message | None:
+            await returned.wait()
+            return await consumer.poll(30)
+
+        async def on_assigned(consumer: aio.Consumer, _: list[TopicPartition]) -> None:
+            for how in (consumer.poll, consumer.consume, consumer.__anext__, consumer.arrow_batches().__anext__):
+                for waiting in (how(), asyncio.wait_for(how(), 30)):
+                    with pytest.raises(InvalidArgument, match="a callback of a subscription cannot read") as raised:
+                        await waiting
+                    told.append(str(raised.value))
+            later.append(asyncio.create_task(read_later(consumer, returned)))
+
+        returned = asyncio.Event()
+        async with aio.Consumer(cluster.bootstrap_servers, group=filled[0].topic, **GROUP) as consumer:
+            await consumer.subscribe([filled[0].topic], on_assigned=on_assigned)
+            async with asyncio.timeout(60):
+                assert len(await consumer.consume(10)) == 10
+                returned.set()
+                assert await later[0] is not None
+
+    asyncio.run(main())
+    assert len(told) == 8
+
+
 def test_an_error_of_a_callback_in_consume_counts_nothing_as_processed(
     cluster: LocalCluster, admin: Admin, topic: str
 ) -> None:
