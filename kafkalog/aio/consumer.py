@@ -2,8 +2,8 @@
 
 Messages come a thousand at a time. One thread of the consumer's own waits for them, and takes none: the event loop's
 thread takes each message from the cursor when it returns it. So a call that is cancelled has taken nothing. Its wait
-continues in the thread, and the next call joins it. What asks a broker (commits, lookups) has a thread for each call,
-because it must not wait until messages come.
+continues in the thread, and the next call joins it; what has come until then holds up no partition that is to go. What
+asks a broker (commits, lookups) has a thread for each call, because it must not wait until messages come.
 
 Everything that is kept here belongs to the event loop's thread.
 """
@@ -62,7 +62,7 @@ class _Wait(NamedTuple):
 
     Attributes:
         take: which of the cursors' methods waits.
-        hand: has the records that have come.
+        hand: has the records that have come. They are taken back if their partition is to go before a call takes them.
         found: what `take` returns.
     """
 
@@ -385,6 +385,7 @@ class Consumer:
             if self._wait is not wait:  # another task was faster
                 continue
             self._wait = None
+            wait.hand.is_untaken = False  # if it was taken back, `left` has ended, and a batch is not current
             if wait is not begun and isinstance(wait.found.exception(), InvalidArgument | Going):
                 continue  # of what was assigned, or taken, before this call
             found = wait.found.result()
@@ -400,7 +401,7 @@ class Consumer:
 
     def _begin(self, take: Callable[..., Any]) -> _Wait:
         """Begin to wait; what is in hand counts as processed, but not what a call of `consume` is collecting."""
-        processed, hand = self._hand, Hand()
+        processed, hand = self._hand, Hand(is_untaken=True)
         self._hand, self._cursor, self._left = Hand(), None, _NOTHING
         taking = partial(take, taken=tuple(self._earlier)) if self._earlier else take
         return _Wait(take, hand, self._thread.begin(partial(_waited, self._consumer, taking, processed, hand)))

@@ -70,17 +70,20 @@ class Hand:
         message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
             begins there.
         is_unseen: the Arrow batch was made, or messages were taken to be handed out together, and were not handed out.
+        is_untaken: a thread waits for records on behalf of an event loop, or has waited for these; the loop has not
+            taken them.
         made: when its iterator was made, by `_moments`.
         given_up: when the iterator was closed with this in hand; None: it was not closed.
     """
 
-    __slots__ = ("cursor", "given_up", "is_unseen", "made", "message", "offset")
+    __slots__ = ("cursor", "given_up", "is_unseen", "is_untaken", "made", "message", "offset")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_untaken: bool = False) -> None:
         self.cursor: Cursor | None = None
         self.message: Message | None = None
         self.offset = -1
         self.is_unseen = False
+        self.is_untaken = is_untaken
         self.made = next(_moments)
         self.given_up: int | None = None
 
@@ -214,6 +217,14 @@ class Cursor:
             self._forget()
             self.resume = None
 
+    def take_back(self) -> None:
+        """Take back what nobody has taken yet. No `rows` are handed out any more."""
+        for hand in [hand for hand in self.hands if hand.is_untaken]:
+            if hand.is_unseen:  # an Arrow batch; messages were taken back with the rows
+                self.resume = min(self.next_offset(), hand.offset)
+                self.restart()
+            hand.put_down()
+
     def seek(self, offset: int) -> None:
         self.resume, self.named = offset, None
         self.hands.clear()
@@ -339,11 +350,13 @@ class Cursors:
             self.replace({p: cursor for p, cursor in self.by_partition.items() if p not in gone})
 
     def hold(self, partitions: Iterable[TopicPartition], why: Hold) -> None:
-        """Hand out nothing more of those of some partitions that are read. What was fetched is kept."""
+        """Hand out nothing more of those of some partitions that are read. What was fetched is kept. What an event loop
+        has not taken is taken back: nobody may ever ask for it."""
         with self.fetcher.lock:
             for partition in partitions:
                 if (cursor := self.by_partition.get(partition)) is not None:
                     cursor.settle()
+                    cursor.take_back()
                     cursor.hold |= why
             self._set(self.by_partition)
 

@@ -18,6 +18,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer, TopicPartition, aio
 from kafkalog.aio.calls import in_thread
+from kafkalog.client.consumer.cursors import Hold
 from kafkalog.errors import Closed, InvalidArgument, OffsetOutOfRange, UnknownTopic
 from tests.between import amid
 from tests.kafkalog.aio.turns import turns_of_others
@@ -27,6 +28,9 @@ from tests.waiting import suspend, waited_for
 
 pytestmark = pytest.mark.timeout(180)
 GROUP: dict[str, Any] = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 500, "auto_offset_reset": "earliest"}
+
+BY_NAME: dict[str, Any] = {**GROUP, "partition_assignment_strategy": "range"}
+"""Of two partitions the first is of the first member, by name, and the second of the second one."""
 
 
 @pytest.fixture
@@ -761,6 +765,98 @@ def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
             fill(cluster, topic, range(1))
             message = await going_on
             assert message is not None and message.offset == 5
+
+    asyncio.run(main())
+
+
+async def next_of(consumer: aio.Consumer, way: str, seconds: float) -> tuple[int, int] | None:
+    """The partition and offset of the next record; None: it does not come in time."""
+    if way == "arrow":
+        async for batch in consumer.arrow_batches(seconds):
+            first = batch.slice(0, 1).to_pylist()[0]
+            return first["partition"], first["offset"]
+        return None
+    message = await consumer.poll(seconds)
+    return None if message is None else (message.partition, message.offset)
+
+
+@pytest.mark.parametrize("way", ["poll", "arrow"])
+def test_records_that_came_after_their_call_hold_up_no_partition(
+    cluster: LocalCluster, admin: Admin, topic: str, way: str
+) -> None:
+    """Nobody may ever ask for them. Who reads the partition next gets them."""
+    [where, _] = filled_with(0, cluster, admin, topic)
+
+    async def main() -> None:
+        async with (
+            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="b", **BY_NAME) as one,
+            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="a", **BY_NAME) as other,
+        ):
+            await one.subscribe([topic])
+            fill(cluster, topic, range(5), partitions=1)
+            assert await next_of(one, way, 30) == (0, 0)
+            while await next_of(one, way, 0.1) or len(one.assignment()) < 2 or await one.position(where) < 5:
+                pass
+            fill(cluster, topic, range(5, 10), partitions=1)
+            wait = one._wait
+            assert wait is not None
+            await until(wait.found.done)
+            assert one._cursors.in_hand(one.assignment()) == {where}
+            await other.subscribe([topic])
+            assert await next_of(other, way, 30) == (0, 5)
+            with Producer(cluster.bootstrap_servers) as producer:
+                producer.send(topic, b"", partition=1)
+            assert await next_of(one, way, 30) == (1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["poll", "arrow"])
+def test_records_that_a_call_has_returned_hold_up_their_partition(
+    cluster: LocalCluster, admin: Admin, topic: str, way: str
+) -> None:
+    """Until the next ones are asked for."""
+    [where, _] = filled_with(1, cluster, admin, topic)
+
+    async def main() -> None:
+        async with (
+            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="b", **BY_NAME) as one,
+            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="a", **BY_NAME) as other,
+        ):
+            await one.subscribe([topic])
+            while await next_of(one, way, 30) != (0, 0):
+                pass
+            cursor = one._cursors.of(where)
+            await other.subscribe([topic])
+            await until(lambda: bool(cursor.hold & Hold.REVOKED))
+            assert one._cursors.in_hand([where]) == {where}
+            while await next_of(one, way, 0.05):
+                pass
+            fill(cluster, topic, range(1, 2))
+            assert await next_of(other, way, 30) == (0, 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["poll", "arrow"])
+def test_records_that_came_after_their_call_are_returned_after_a_pause(
+    cluster: LocalCluster, admin: Admin, topic: str, way: str
+) -> None:
+    [where] = filled_with(0, cluster, admin, topic, partitions=1)
+
+    async def main() -> None:
+        async with aio.Consumer(cluster.bootstrap_servers) as consumer:
+            await consumer.assign({where: "earliest"})
+            assert await next_of(consumer, way, 0) is None
+            fill(cluster, topic, range(5), partitions=1)
+            wait = consumer._wait
+            assert wait is not None
+            await until(wait.found.done)
+            consumer.pause([where])
+            assert await next_of(consumer, way, 0.05) is None
+            consumer.resume([where])
+            assert await next_of(consumer, way, 30) == (0, 0)
+            assert await consumer.position(where) == 0
 
     asyncio.run(main())
 
