@@ -31,6 +31,7 @@ from kafkalog.cli.extents import readable
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.consumer.membership import Membership
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument, NotOwner
 from kafkalog.net.control import ControlConnection
@@ -718,6 +719,23 @@ def line_of(process: subprocess.Popen[str]) -> int:
     return int(process.stdout.readline())
 
 
+def subscribing(monkeypatch: pytest.MonkeyPatch) -> list[Consumer]:
+    """The consumers that subscribe from now on, in this order."""
+    consumers, subscribe = list[Consumer](), Consumer.subscribe
+
+    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
+        consumers.append(consumer)
+        subscribe(consumer, *given, **callbacks)
+
+    monkeypatch.setattr(Consumer, "subscribe", noted)
+    return consumers
+
+
+def membership_of(consumer: Consumer) -> Membership:
+    assert consumer._membership is not None
+    return consumer._membership
+
+
 def test_two_members_share_a_topic_and_one_that_ends_leaves_its_part_to_the_other(
     topic: str, cluster: LocalCluster
 ) -> None:
@@ -828,12 +846,19 @@ def test_a_partition_is_handed_over_with_its_place_also_if_nothing_of_it_was_sho
             assert {line_of(second) for _ in range(2)} == {10, 11}
 
 
-def test_what_was_shown_of_a_partition_is_committed_before_another_member_gets_it(
+def test_what_was_shown_of_a_partition_is_written_and_committed_before_another_member_gets_it(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(cluster, topic, range(10), partition=1)
-    lines = itertools.count(1)
+    lines, consumers = itertools.count(1), subscribing(monkeypatch)
     found: list[Message] = []
+    committed: list[tuple[Any, bytes]] = []
+    commit = Consumer.commit
+
+    def noting(consumer: Consumer, done: Any = None) -> None:
+        committed.append((done, os.pread(1, 100, 0)))
+        commit(consumer, done)
+
     with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers, topic) as other:
 
         def read_and_send() -> None:
@@ -847,14 +872,19 @@ def test_what_was_shown_of_a_partition_is_committed_before_another_member_gets_i
                 other.subscribe(topic)
                 waited_for(lambda: len(admin.describe_group(topic).awaited()) == 1)
                 reading.start()
+                due = membership_of(consumers[0]).callbacks.due
+                # Before the command sees that nothing more comes, and writes what it has shown.
+                ahead(monkeypatch, consumers[0]._fetcher, "next", lambda: waited_for(lambda: due() is not None))
             return b"%b\n" % (message.value or b"")
 
+        monkeypatch.setattr(Consumer, "commit", noting)
         monkeypatch.setattr(records, "_line_of", lambda *_: joined)
         monkeypatch.setattr(records, "_COMMIT_SECONDS", 1000.0)
         ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--max-messages", "6")
         join_all([reading], 60)
     assert ran.out.split() == ["0", "1", "2", "3", "4", "10"]
     assert [(message.partition, message.offset) for message in found] == [(1, 5)]
+    assert ({TopicPartition(topic, 1): 5}, b"0\n1\n2\n3\n4\n") in committed, "each with what was written by then"
 
 
 def test_a_lease_that_ends_before_a_commit_ends_no_consume(
@@ -909,24 +939,16 @@ def test_a_partition_that_was_lost_stands_in_the_way_of_no_commit(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(cluster, topic, range(10))
-    lines, consumers, subscribe = itertools.count(1), list[Consumer](), Consumer.subscribe
-
-    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
-        consumers.append(consumer)
-        subscribe(consumer, *given, **callbacks)
-
+    lines, consumers = itertools.count(1), subscribing(monkeypatch)
     with Admin(cluster.bootstrap_servers) as admin, Consumer(cluster.bootstrap_servers, topic) as other:
 
         def losing(message: Message) -> bytes:
             if next(lines) == 2:
                 other.subscribe(topic)
                 waited_for(lambda: len(admin.describe_group(topic).awaited()) == 1)
-                membership = consumers[0]._membership
-                assert membership is not None
-                membership._lease.end = -1.0
+                membership_of(consumers[0])._lease.end = -1.0
             return b"%b\n" % (message.value or b"")
 
-        monkeypatch.setattr(Consumer, "subscribe", noted)
         monkeypatch.setattr(records, "_line_of", lambda *_: losing)
         ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--exit-at-end")
         assert (ran.code, ran.err) == (0, "")
@@ -950,10 +972,15 @@ def test_a_member_that_waits_for_the_reader_of_its_last_line_hands_partitions_ov
             assert second.wait(60) == 0
         send(cluster, topic, range(10, 20))
         begun(admin, topic, 2)
+        # What it gets back meanwhile it does not read, but hands over again.
+        with running(*command, "--exit-at-end") as third:
+            out, err = third.communicate(timeout=60)
+            assert (third.returncode, err) == (0, "") and set(range(10, 20)) & set(map(int, out.split()))
+        begun(admin, topic, 2)
         assert first.poll() is None
         out, err = first.communicate(timeout=60)
         assert (first.returncode, err, sorted(map(int, out.split()))) == (0, "", list(range(10)))
-        assert list(admin.committed(topic).values()) == [5, 5]
+        assert sorted(admin.committed(topic).values()) == [5, 10]
 
 
 def test_a_topic_that_comes_to_match_the_pattern_of_a_member_is_shown(topic: str, cluster: LocalCluster) -> None:
