@@ -529,6 +529,25 @@ def test_partitions_that_came_to_be_asked_for_apart_wait_together_and_not_for_ea
         assert time.monotonic() - begun < 1.0, "both are waited for"
 
 
+def test_a_partition_that_is_resumed_is_asked_for_at_once_though_the_last_answer_had_nothing_of_it(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    """Records may have come since. A broker lets the request for the others wait for 30 s."""
+    admin.create_topic(topic, partitions=2)
+    first, second = (TopicPartition(topic, number) for number in range(2))
+    with Consumer(cluster.bootstrap_servers, fetch_max_wait_ms=30_000) as consumer:
+        consumer.assign({first: "earliest", second: "earliest"})
+        source = consumer._cursors.of(second).source
+        waited_for(lambda: consumer.poll(0.05) is None and source.asked is not None)
+        consumer.pause([second])
+        consumer.seek(first, 0)  # it is asked for alone then, which ends the wait for both
+        waited_for(lambda: consumer.poll(0.05) is None and source.asked is None and source.is_dry)
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.send(topic, b"x", partition=1).result(10)
+        consumer.resume([second])
+        assert consumer.poll(15) is not None
+
+
 @pytest.mark.parametrize("how", ["seek", "assign", "unassign"])
 def test_a_wait_for_a_broker_ends_at_once_when_assignment_or_position_changes(
     cluster: LocalCluster, admin: Admin, filled: TopicPartition, how: str
