@@ -6,7 +6,8 @@ import dis
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 from kafkalog.client.producer.mutex import Mutex
@@ -23,6 +24,17 @@ def interrupt() -> None:
     raise Interrupted
 
 
+@cache
+def _handled(code: CodeType) -> list[tuple[int, int, int]]:
+    """From where to where instructions have which handler of exceptions."""
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    return [(entry.start, entry.end, entry.target) for entry in entries]
+
+
+def _handler(code: CodeType, at: int) -> int | None:
+    return next((handler for start, end, handler in _handled(code) if start <= at < end), None)
+
+
 def interrupted_at(
     number: int, call: Callable[[], object], *files: str, handler: Callable[[], object] = interrupt
 ) -> bool:
@@ -37,7 +49,7 @@ def interrupted_at(
         Whether there was such a place; if not, the call went through.
     """
     left = number
-    done: dict[FrameType, int] = {}
+    done: dict[FrameType, int] = {}  # the offset of the last instruction
     raised = False
 
     def place(frame: FrameType) -> None:
@@ -61,9 +73,12 @@ def interrupted_at(
         if event == "call":
             place(frame)
         elif event == "opcode":
-            before = done.get(frame, -1)
-            done[frame] = frame.f_code.co_code[frame.f_lasti]
-            if before in _LOOKED_AFTER:
+            code, before = frame.f_code, done.get(frame)
+            done[frame] = now = frame.f_lasti
+            # An interrupt is raised by the instruction before, ours by this one: in `with lock: return call()` it would
+            # leave the lock locked.
+            is_same = before is not None and _handler(code, before) == _handler(code, now)
+            if before is not None and code.co_code[before] in _LOOKED_AFTER and is_same:
                 place(frame)
         elif event == "return":
             done.pop(frame, None)
