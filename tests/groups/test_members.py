@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -33,13 +33,14 @@ from kafkalog.errors import (
     MemberFenced,
     NoCommittedOffset,
     NotOwner,
+    OutOfThreads,
     RequestTimedOut,
     StaleGeneration,
 )
 from kafkalog.wire import broker_pb2 as pb
 from tests.between import ahead, amid
 from tests.interrupts import interrupted_at
-from tests.threads import join_all
+from tests.threads import NoThreads, join_all
 from tests.waiting import waited_for
 
 Ask = Callable[..., Any]
@@ -1286,6 +1287,37 @@ def test_streams_of_a_subscribed_consumer_need_a_count(cluster: LocalCluster, te
 
 
 @pytest.mark.parametrize("how", ["unsubscribe", "subscribe"])
+def test_a_callback_cannot_read_after_it_left_the_group(cluster: LocalCluster, tested: str, how: str) -> None:
+    told: list[str] = []
+
+    def read(consumer: Any, _: list[TopicPartition]) -> None:
+        if not told:
+            told.append(how)
+            consumer.subscribe(tested) if how == "subscribe" else consumer.unsubscribe()
+            with pytest.raises(InvalidArgument, match="a callback of a subscription cannot read"):
+                consumer.poll(30)
+
+    with member(cluster, tested, {"on_assigned": read}) as one, suppress(InvalidArgument):
+        one.poll(30)
+    assert told == [how]
+
+
+def test_a_callback_of_leaving_cannot_read(cluster: LocalCluster, tested: str) -> None:
+    told: list[str] = []
+
+    def read(consumer: Any, _: list[TopicPartition]) -> None:
+        with pytest.raises(InvalidArgument, match="a callback of a subscription cannot read") as raised:
+            consumer.poll(30)
+        told.append(str(raised.value))
+
+    with member(cluster, tested, {"on_revoked": read}) as one:
+        assert one.poll(30)
+        one.subscribe(tested, on_revoked=read)
+        assert one.poll(30)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("how", ["unsubscribe", "subscribe"])
 def test_a_callback_that_raises_leaves_no_consumer_that_waits_for_nothing(
     cluster: LocalCluster, tested: str, how: str
 ) -> None:
@@ -1307,3 +1339,169 @@ def test_a_seek_ends_the_error_that_asks_for_it_at_once(cluster: LocalCluster, t
         for partition in one.assignment():
             one.seek(partition, 0)
         assert len(one.consume(2, 30)) == 2
+
+
+# --- the end
+
+
+@contextmanager
+def no_threads_left() -> Iterator[None]:
+    """All threads of members that begin in the `with` block end too."""
+    names = ("kafkalog-member", "kafkalog-lease", "kafkalog-news")
+    before = set(threading.enumerate())
+    yield
+    join_all([t for t in threading.enumerate() if t.name in names and t not in before], 30)
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])
+def test_an_interrupt_of_leaving_leaves_no_member_once_the_consumer_is_closed(
+    cluster: LocalCluster, tested: str, how: str
+) -> None:
+    group = ""
+
+    def has_left() -> bool:
+        return not admin.describe_group(group).members
+
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        for number in range(1000):
+            group = f"{tested}.{number}"
+            one = Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", session_timeout_ms=60_000)
+            one.subscribe(tested)
+            assert one.poll(30)
+            call = partial(one.subscribe, tested) if how == "subscribe" else getattr(one, how)
+            modules = ("consumer", "membership", "callbacks")
+            was_interrupted = interrupted_at(number, call, *(f"consumer/{each}.py" for each in modules))
+            with suppress(Closed, InvalidArgument):
+                one.poll(0.01)
+            one.close()
+            waited_for(has_left, otherwise=f"after an interrupt at place {number} it did not leave")
+            if not was_interrupted:
+                return
+    raise AssertionError("there are more places than that")
+
+
+def committing(committed: list[int], meanwhile: Callable[[Consumer], object]) -> Callback:
+    """As `on_revoked`, once: something happens in it before it commits."""
+
+    def commit(consumer: Any, partitions: list[TopicPartition]) -> None:
+        if not committed:
+            committed.append(len(partitions))
+            meanwhile(consumer)
+            consumer.commit(dict.fromkeys(partitions, 1))
+
+    return commit
+
+
+def closed_elsewhere(consumer: Consumer) -> None:
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    closing.start()
+    closing.join(0.3)  # it is not to end before this callback does
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])
+@pytest.mark.parametrize("second", [Consumer.close, closed_elsewhere])
+def test_a_close_takes_no_commit_from_the_on_revoked_of_a_call_that_leaves(
+    cluster: LocalCluster, tested: str, how: str, second: Callable[[Consumer], object]
+) -> None:
+    committed: list[int] = []
+    one = member(cluster, tested, {"on_revoked": committing(committed, second)}, enable_auto_commit=False)
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        assert len(one.consume(2, 30)) == 2
+        if how == "subscribe":
+            with pytest.raises(Closed):
+                one.subscribe(tested)
+        else:
+            getattr(one, how)()
+        assert admin.committed(tested) == dict.fromkeys([TopicPartition(tested, 0), TopicPartition(tested, 1)], 1)
+        waited_for(lambda: one._fetcher.closed)
+        with pytest.raises(Closed):
+            one.subscribe(tested)
+
+
+def test_a_close_waits_for_an_on_revoked_of_a_thread_that_reads(cluster: LocalCluster, tested: str) -> None:
+    committed: list[int] = []
+    callbacks = {"on_revoked": committing(committed, closed_elsewhere)}
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        one = member(cluster, tested, callbacks, enable_auto_commit=False)
+        assert len(one.consume(2, 30)) == 2
+        assert one.poll(0) is None
+        with member(cluster, tested):
+            while one.poll(0.1) is None and not one._fetcher.closed:
+                pass
+        assert committed == [1]
+        assert list(admin.committed(tested).values()) == [1]
+
+
+def test_who_subscribes_while_its_consumer_closes_is_no_member(cluster: LocalCluster, tested: str) -> None:
+    raised: list[BaseException] = []
+
+    def subscribe(consumer: Any) -> None:
+        try:
+            consumer.subscribe(tested)
+        except Closed as error:
+            raised.append(error)
+
+    def revoked(consumer: Any, _: list[TopicPartition]) -> None:
+        subscribe(consumer)
+        other = threading.Thread(target=subscribe, args=[consumer])
+        other.start()
+        join_all([other], 30)
+
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        with member(cluster, tested, {"on_revoked": revoked}, session_timeout_ms=60_000) as one:
+            assert one.poll(30)
+        assert len(raised) == 2
+        assert not admin.describe_group(tested).members
+
+
+def elsewhere(call: Callable[[], object]) -> None:
+    threading.Thread(target=call, daemon=True).start()
+
+
+@pytest.mark.parametrize("where", [lambda call: call(), elsewhere])
+def test_the_last_one_of_several_subscriptions_at_once_is_the_one(
+    cluster: LocalCluster, tested: str, where: Callable[[Callable[[], object]], object]
+) -> None:
+    def revoked(consumer: Any, _: list[TopicPartition]) -> None:
+        before = consumer._wanted
+        where(partial(consumer.subscribe, tested, on_assigned=lambda *_: last.set()))
+        waited_for(lambda: consumer._wanted is not before)
+
+    last = threading.Event()
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        with member(cluster, tested, {"on_revoked": revoked}, session_timeout_ms=60_000) as one:
+            assert one.poll(30)
+            one.subscribe("a.topic.that.is.not.there")
+            assert one.poll(30)
+            assert last.is_set()
+            assert [each.subscription for each in admin.describe_group(tested).members] == [tested]
+        assert not admin.describe_group(tested).members
+
+
+def test_a_subscription_by_a_signal_handler_above_another_is_the_one(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        with Consumer(cluster.bootstrap_servers, tested, auto_offset_reset="earliest") as one:
+            ahead(monkeypatch, threading.Thread, "start", lambda: one.subscribe(tested))
+            one.subscribe("a.topic.that.is.not.there")
+            assert one.poll(30)
+            assert [each.subscription for each in admin.describe_group(tested).members] == [tested]
+        assert not admin.describe_group(tested).members
+
+
+@pytest.mark.parametrize("name", ["kafkalog-member", "kafkalog-lease", "kafkalog-news"])
+def test_a_consumer_that_found_no_thread_is_no_member_and_may_subscribe_again(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        with Consumer(cluster.bootstrap_servers, tested, auto_offset_reset="earliest") as one:
+            machine = NoThreads(monkeypatch, lambda each: each == name)
+            with pytest.raises(OutOfThreads, match="can't start new thread"):
+                one.subscribe(tested)
+            with pytest.raises(InvalidArgument, match="no partition is assigned"):
+                one.poll(30)
+            machine.on = False
+            one.subscribe(tested)
+            assert one.poll(30)
+        assert not admin.describe_group(tested).members

@@ -53,13 +53,23 @@ class Call:
     __slots__ = ("callback", "done", "lease", "partitions", "was_called")
 
     def __init__(
-        self, callback: Callback, partitions: list[TopicPartition], done: Callable[[], object], lease: Lease | None
+        self,
+        callback: Callback,
+        partitions: list[TopicPartition],
+        done: Callable[[], object] = bool,
+        lease: Lease | None = None,
     ) -> None:
         self.callback = callback
         self.partitions = partitions
         self.done = done
         self.lease = lease
         self.was_called = False
+
+
+class InCallback(threading.local):
+    """Whether the thread that asks, `here`, runs a callback of the consumer, of whichever subscription."""
+
+    here = False
 
 
 class Callbacks:
@@ -70,7 +80,9 @@ class Callbacks:
             `with` block without its release.
         changed: of that lock; notified when one has returned.
         consumer: gives what each is called with; None once that is collected.
+        in_callback: of the consumer.
         wake: called when one is due, to end the waits of threads that read.
+        is_ending: no more are begun; those that are left are called by `finish`.
     """
 
     def __init__(
@@ -78,12 +90,16 @@ class Callbacks:
         lock: AbstractContextManager[bool],
         changed: threading.Condition,
         consumer: Callable[[], Any],
+        in_callback: InCallback,
         wake: Callable[[], object],
+        is_ending: Callable[[], bool],
     ) -> None:
         self._lock = lock
         self._changed = changed
         self._wake = wake
         self._consumer = consumer
+        self._in_callback = in_callback
+        self._is_ending = is_ending
         self._calls: list[Call] = []  # one at most is due at a time
         self._serving: object = None  # of the call that runs a callback
         self._server = -1  # the thread of that
@@ -105,14 +121,14 @@ class Callbacks:
 
     def due(self) -> Call | None:
         """What a thread that reads is to run now."""
-        if self._serving is not None or not self._calls:
+        if self._serving is not None or not self._calls or self._is_ending():
             return None
         call = self._calls[0]
         return call if call.lease is None or not call.lease.has_ended() else None
 
-    def is_serving_here(self) -> bool:
-        """Whether this thread runs a callback."""
-        return self._server == threading.get_ident()
+    def are_served_elsewhere(self) -> bool:
+        """Whether another thread runs a callback."""
+        return self._serving is not None and self._server != threading.get_ident()
 
     def served(self) -> set[TopicPartition]:
         """What the callback that runs now was called with."""
@@ -139,21 +155,30 @@ class Callbacks:
 
     def _serve(self, call: Call) -> None:
         """Run a callback. If an interrupt ends what comes after it, the next thread that reads does that again."""
-        consumer, partitions = self._consumer(), list(call.partitions)
         try:
+            self.run(call)
+        finally:
+            if call.was_called:
+                call.done()
+                with self._lock:
+                    if call in self._calls:
+                        self._calls.remove(call)
+
+    def run(self, call: Call) -> None:
+        """Run a callback in this thread, if it was not begun."""
+        consumer, partitions, before = self._consumer(), list(call.partitions), self._in_callback.here
+        try:
+            self._in_callback.here = True
             if not call.was_called:
-                call.was_called = True
+                call.was_called = True  # this may be a signal's handler above a thread that is about to call it
                 call.callback(consumer, partitions)
         finally:
-            call.done()
-            with self._lock:
-                if call in self._calls:
-                    self._calls.remove(call)
+            self._in_callback.here = before
 
-    def wait_served(self, is_ending: Callable[[], bool]) -> None:
+    def wait_served(self) -> None:
         """Wait until none is due, or until the end."""
         with self._changed:
-            while self._calls and not is_ending():
+            while self._calls and not self._is_ending():
                 self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
 
     def wait_returned(self, is_ending: Callable[[], bool]) -> None:
@@ -165,6 +190,5 @@ class Callbacks:
     def finish(self, callback: Callback | None) -> None:
         """Call those of this kind that were not begun, in this thread."""
         for call in self._calls[self._serving is not None :]:
-            if call.callback is callback and not call.was_called:
-                call.was_called = True  # this may be a signal's handler above a thread that is about to call it
-                call.callback(self._consumer(), call.partitions)
+            if call.callback is callback:
+                self.run(call)

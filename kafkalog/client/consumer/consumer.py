@@ -25,7 +25,7 @@ from kafkalog.client import arguments
 from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
-from kafkalog.client.consumer.callbacks import Callback, Subscription
+from kafkalog.client.consumer.callbacks import Callback, InCallback, Subscription
 from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Membership
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 READING_CALLBACK = "a callback of a subscription cannot read: the call that called it is reading"
 _FLAGS = {re.IGNORECASE: "i", re.DOTALL: "s", re.MULTILINE: "m"}
+_LEAVE_SECONDS = 2.0
 _STARTS = ("earliest", "latest", "committed")
 _Taken = TypeVar("_Taken")
 
@@ -99,6 +100,9 @@ class Consumer:
         self._cursors = Cursors(lambda restart: Fetcher(self._cluster, self._settings, restart))
         self._fetcher = self._cursors.fetcher
         self._membership: Membership | None = None
+        self._wanted: Membership | None = None  # to be joined when `_membership` has left
+        self._closing = False
+        self._in_callback = InCallback()
         self._polled: list[Hand] = []
         self._polled_by = 0  # the thread that called `poll` or `consume` last
         self._polling: Iterator[Message] = iter(())  # the rest of what the hand is at
@@ -127,11 +131,8 @@ class Consumer:
             timeout: seconds to wait at most for a thread that waits for a broker's answer; it ends as soon as it
                 notices the close.
         """
-        try:
-            if self._membership is not None:
-                self._membership.stop(timeout)
-        finally:
-            self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
+        self._closing = True
+        self._leave(timeout)
 
     # --- what is read, and from where
 
@@ -190,7 +191,8 @@ class Consumer:
         that stay are read on while others move. Replaces an earlier subscription.
 
         The callbacks are called with this consumer and a list of partitions, in a thread that reads (or closes): in it
-        they may `seek`, `commit` and `pause`, but not read. If one raises, so does the call that called it.
+        they may `seek`, `commit` and `pause`, but not read. If one raises, so does the call that called it. A consumer
+        that a callback refers to, as a method of an object that has it does, is not collected: `close` it.
 
         Args:
             topics: names; or a compiled regular expression that a whole name matches. A name that begins with ^ is a
@@ -205,42 +207,74 @@ class Consumer:
 
         Raises:
             InvalidArgument: the consumer has no group, or has partitions assigned by `assign`.
+            Closed: the consumer is closed, perhaps meanwhile.
+            OutOfThreads: no thread could be started; the consumer is not subscribed.
         """
         group = self._group_or_error()
         names, pattern = _topics_or_pattern(topics)
-        if self._membership is None and self._cursors.by_partition:
-            raise InvalidArgument(
-                reason="this consumer has assigned partitions: unassign them, or use another consumer"
-            )
-        try:
-            self._leave()
-        except BaseException:
-            self.unsubscribe()
-            raise
         subscription = Subscription(names, pattern, on_assigned, on_revoked, on_lost)
-        self._membership = membership = Membership(
-            self._cluster, self._cursors, self, group, self._settings, subscription
-        )
-        membership.start()
+        wanted = Membership(self._cluster, self._cursors, self, group, self._settings, subscription, self._in_callback)
         with self._fetcher.lock:
-            self._fetcher.call()  # who waits for records is a reader of this membership from now on
-        if self._fetcher.closed:  # meanwhile, by a callback, a signal's handler or another thread
-            membership.stop(2.0)
-            raise Closed(what="consumer")
+            self._check_not_closing()
+            if self._membership is None and self._cursors.by_partition:
+                raise InvalidArgument(
+                    reason="this consumer has assigned partitions: unassign them, or use another consumer"
+                )
+        self._replace_membership(wanted)
+        self._check_not_closing()  # as a callback, a signal's handler or another thread may do meanwhile
 
     def unsubscribe(self) -> None:
         """Leave the group; as `close`, but the consumer stays open."""
+        self._replace_membership(None)
+
+    def _replace_membership(self, wanted: Membership | None) -> None:
+        """Leave the group, then join it as wanted; or as wanted last, by a callback, a signal's handler or another
+        thread meanwhile: whoever has left joins."""
         try:
-            self._leave()
+            self._wanted = wanted
+            self._leave(_LEAVE_SECONDS)
+        except BaseException:
+            if self._wanted is wanted:
+                self._wanted = None
+            raise
+        finally:
+            self._join()
+
+    def _join(self) -> None:
+        """Become the member that is wanted, unless the last one has not left, or `close` was called."""
+        wanted: Membership | None = None
+        try:
+            with self._fetcher.lock:
+                if self._membership is None and not self._closing:
+                    wanted, self._wanted = self._wanted, None
+                    self._membership = wanted
+                    if wanted is not None:
+                        wanted.start()
+        except BaseException:
+            if wanted is not None and self._membership is wanted:
+                self._leave(_LEAVE_SECONDS)
+            raise
         finally:
             with self._fetcher.lock:
-                self._cursors.may_be_empty = False
-                self._fetcher.call()
+                membership = self._membership
+                is_member = membership is not None and not membership.is_ending()
+                self._cursors.may_be_empty = is_member or self._wanted is not None
+                self._fetcher.call()  # who waits for records is a reader of this membership from now on
 
-    def _leave(self) -> None:
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            membership.stop(2.0)
+    def _leave(self, timeout: float) -> None:
+        """Leave the group, then close the connections if `close` was called. In a callback of a call that leaves, and
+        in a signal's handler above one, do nothing: that call does it."""
+        membership = self._membership
+        if membership is not None and membership.is_stopping_here():
+            return
+        try:
+            if membership is not None:
+                membership.stop(timeout)
+        finally:
+            if self._closing:
+                self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
+            elif membership is not None and membership.has_left and self._membership is membership:
+                self._membership = None
 
     def _check_not_subscribed(self, what: str) -> None:
         if self._membership is not None:
@@ -683,12 +717,16 @@ class Consumer:
         if self._fetcher.closed:
             raise Closed(what="consumer")
 
+    def _check_not_closing(self) -> None:
+        if self._closing:
+            raise Closed(what="consumer")
+
     def _check_may_read(self) -> None:
         self._check_open()
         self._check_not_in_callback()
 
     def _check_not_in_callback(self) -> None:
-        if self._membership is not None and self._membership.callbacks.is_serving_here():
+        if self._in_callback.here:
             raise InvalidArgument(reason=READING_CALLBACK)
 
     def _after_fork_in_child(self) -> None:

@@ -38,7 +38,7 @@ from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.brokers import Brokers
-from kafkalog.client.consumer.callbacks import Callbacks, Subscription
+from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease, Named
 from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.consumer.starts import Starts
@@ -49,6 +49,7 @@ from kafkalog.errors import (
     MemberFenced,
     NoCommittedOffset,
     NotOwner,
+    OutOfThreads,
     RetriableError,
     StaleGeneration,
     UnknownMember,
@@ -79,6 +80,10 @@ class Membership:
         cluster: for offsets of partitions without a committed one; membership has connections of its own.
         cursors: of the consumer; what is assigned is added to them, what is revoked or lost is removed.
         consumer: for the callbacks.
+        in_callback: of the consumer.
+
+    Attributes:
+        has_left: `stop` has nothing left to do.
     """
 
     def __init__(
@@ -89,19 +94,18 @@ class Membership:
         group: str,
         settings: ConsumerSettings,
         subscription: Subscription,
+        in_callback: InCallback,
     ) -> None:
         self._cluster = cluster
         self._cursors = cursors
         self._consumer = weakref.ref(consumer)
-        self._finalizer = weakref.finalize(consumer, self._close_threads)
-        self._finalizer.atexit = False
         self._group = group
         self._settings = settings
         self._subscription = subscription
         self._session_seconds = settings.session_timeout_ms / 1000
         self._name = settings.group_instance_id or _new_name(settings)
         self._token = f"{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        self._brokers = Brokers(cluster, settings, self._is_ending)
+        self._brokers = Brokers(cluster, settings, self.is_ending)
         self._process = os.getpid()
         self._lease = Lease()  # of this membership; a later one has another
         # Guards all below; held for no I/O. Threads of the application take it as it is: an interrupt may leave a
@@ -124,7 +128,7 @@ class Membership:
         self._waiting: dict[TopicPartition, str] = {}  # of the share, what others own
         self._freed = False
         self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
-        self.callbacks = Callbacks(self._lock, self._changed, self._consumer, cursors.call)
+        self.callbacks = Callbacks(self._lock, self._changed, self._consumer, in_callback, cursors.call, self.is_ending)
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
@@ -135,15 +139,14 @@ class Membership:
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self._stopping = False
+        self._stopper: int | None = None  # the thread that is in `stop`
+        self.has_left = False
         self._is_idle = False  # the member's thread does nothing any more, because of `_stopping`
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         reset = settings.auto_offset_reset
         self._starts = Starts(cluster, group, reset, self._changed, self._closing)
-        cursors.may_be_empty = True
-        cursors.is_called = self._is_called
-        cursors.is_late = lambda: self._lease.has_ended()
-        cursors.put_down = self._wake
+        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -155,14 +158,25 @@ class Membership:
         return self._subscription.has(partition.topic)
 
     def start(self) -> None:
-        """Start the threads. Raises OutOfThreads."""
+        """Attach to the cursors, whose lock is held, and start the threads. Raises OutOfThreads; then `stop` is to be
+        called."""
+        cursors, consumer = self._cursors, self._consumer()
+        self._finalizer = weakref.finalize(consumer, self._close_threads)
+        self._finalizer.atexit = False
+        if not self._stopping:  # by a signal's handler; here none comes in between
+            cursors.is_called = self._is_called
+            cursors.is_late = lambda: self._lease.has_ended()
+            cursors.put_down = self._wake
         for target, name in (
             (self._run, "kafkalog-member"),
             (self._keep_lease, "kafkalog-lease"),
             (self._follow, "kafkalog-news"),
         ):
             thread = threading.Thread(target=target, name=name, daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OutOfThreads(process="the client", reason=str(error)) from None
             self._threads.append(thread)
 
     # --- for threads that read
@@ -352,7 +366,7 @@ class Membership:
     def _follow_changes(self) -> None:
         pause = _PAUSE_SECONDS
         failure: KafkalogError | None = None
-        while not self._is_ending():
+        while not self.is_ending():
             try:
                 self._step()
                 pause = _PAUSE_SECONDS
@@ -378,13 +392,14 @@ class Membership:
                 self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
 
-    def _is_ending(self) -> bool:
+    def is_ending(self) -> bool:
+        """Whether `stop` was called."""
         return self._stopping or self._closing.is_set()
 
     def _pause(self, seconds: float | None) -> None:
         """Wait so long, or until the end."""
         with self._lock:
-            self._changed.wait_for(self._is_ending, seconds)
+            self._changed.wait_for(self.is_ending, seconds)
 
     def _fail(self, error: KafkalogError) -> None:
         """Raise an error to who reads."""
@@ -397,7 +412,7 @@ class Membership:
         if self._lost is not None:
             self._lose()
         for step in (self._join, self._begin, self._revoke, self._claim, self._look_for_places, self._commit_if_due):
-            if self._is_ending():
+            if self.is_ending():
                 return
             step()
         with self._lock:
@@ -465,7 +480,7 @@ class Membership:
         log.warning("group_membership_lost", group=self._group, partitions=len(lost), reason=str(error))
         if self._subscription.on_lost is not None and lost:
             self.callbacks.add(self._subscription.on_lost, lost, lambda: None, None)
-            self.callbacks.wait_served(self._is_ending)
+            self.callbacks.wait_served()
         # A join of its own may have been executed late. If another process has the name, they would fence each other.
         is_replaced = isinstance(error, MemberFenced) and error.facts.get("process") != self._token
         if is_replaced and self._settings.group_instance_id:
@@ -830,7 +845,7 @@ class Membership:
                 self._asked_at = now
             limit_ms = self._settings.max_poll_interval_ms
             is_slow = now - min([self._asked_at, *(since for _, since in self._progress.values())]) > limit_ms / 1000
-        if is_slow and not self._is_ending():
+        if is_slow and not self.is_ending():
             left_at = time.monotonic()
             self._lease.end = -1.0
             log.warning("group_left_because_polls_are_slow", group=self._group, member=self._name, limit_ms=limit_ms)
@@ -838,7 +853,7 @@ class Membership:
             with self._lock:
                 self._lost = UnknownMember(group=self._group, member=self._name)
             self._lose()
-            while not self._reading and self._asked_at < left_at and not self._is_ending():
+            while not self._reading and self._asked_at < left_at and not self.is_ending():
                 self._pause(_PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
 
     # --- the end
@@ -851,43 +866,70 @@ class Membership:
         except KafkalogError as error:
             log.info("group_left_by_its_lease", group=self._group, member=self._name, reason=str(error))
 
+    def is_stopping_here(self) -> bool:
+        """Whether `stop` runs in this thread: this is a callback of it, or a signal's handler above it."""
+        return self._stopper == threading.get_ident()
+
     def stop(self, timeout: float) -> None:
         """Hand out nothing more, call `on_revoked` in this thread, commit, and leave the group; a static member keeps
-        its place for its session timeout. If that was impossible, others go on from the last commit. Safe to call
-        twice.
+        its place for its session timeout. If that was impossible, others go on from the last commit.
+
+        Waits for another thread that is in it. Finishes what an interrupt left of an earlier call.
 
         Args:
             timeout: seconds to wait at most for brokers and threads, besides the callbacks' own.
         """
-        end = time.monotonic() + timeout
-        with self._lock:
-            if self._stopping:
-                return
-            self._stopping = True
-            self._changed.notify_all()
-            if os.getpid() != self._process:
-                return
-            # What the member's thread does now may end a claim. It may not get on if this is a signal handler above a
-            # thread that has the fetcher's lock.
-            patience = _PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else timeout / 2
-            self._changed.wait_for(lambda: self._is_idle or not self._threads[0].is_alive(), patience)
-        is_valid = self._is_member and not self._lease.has_ended()
-        self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
-        self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
-        told_at = time.monotonic()
+        if os.getpid() != self._process:
+            return
+        me, is_valid, seconds = threading.get_ident(), False, timeout
         try:
-            self._tell_the_end(is_valid)
+            with self._lock:
+                self._changed.wait_for(lambda: self._stopper is None, timeout)
+                if self._stopper is not None or self.has_left:
+                    return
+                was_stopping, self._stopping, self._stopper = self._stopping, True, me
+                self._changed.notify_all()
+            if not was_stopping:
+                end = time.monotonic() + timeout
+                self._wait_for_others(timeout)
+                is_valid = self._is_member and not self._lease.has_ended()
+                self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
+                self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
+                seconds = end - time.monotonic()
+                self._tell_the_end(is_valid)
         finally:
+            try:
+                if self._stopper == me:
+                    self._end(is_valid, time.monotonic() + seconds)
+            finally:
+                if self._stopper == me:
+                    self._stopper = None
+                with self._lock:
+                    self._changed.notify_all()
+
+    def _end(self, is_valid: bool, until: float) -> None:
+        """What has to be done however it ends; may be done twice."""
+        try:
             self._close_threads()
-            end += time.monotonic() - told_at
-            self._brokers.stop_at = end
-            self._part(is_valid, end)
+            self._part(is_valid, until)
             self._brokers.close()
             for thread in self._threads:
                 if thread is not threading.current_thread():
-                    thread.join(max(0.0, end - time.monotonic()))
+                    thread.join(max(0.0, until - time.monotonic()))
+        finally:
             self._cursors.remove(list(self._cursors.by_partition))
             self._detach()
+        self.has_left = True
+
+    def _wait_for_others(self, seconds: float) -> None:
+        """Wait for callbacks that run in other threads, which may commit; and for the member's thread, which may end a
+        claim. They may not get on if this is a signal's handler above a thread that has the fetcher's lock."""
+        patience = _PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else seconds
+        end = time.monotonic() + patience
+        with self._lock:
+            self._changed.wait_for(lambda: not self.callbacks.are_served_elsewhere(), patience)
+            is_over = not self._threads or not self._threads[0].is_alive()
+            self._changed.wait_for(lambda: self._is_idle or is_over, max(0.0, end - time.monotonic()) / 2)
 
     def _tell_the_end(self, is_valid: bool) -> None:
         """Call the callbacks that are left to call."""
@@ -895,10 +937,11 @@ class Membership:
         self.callbacks.finish(subscription.on_lost)
         callback = subscription.on_revoked if is_valid else subscription.on_lost
         if callback is not None and held:
-            callback(self._consumer(), held)
+            self.callbacks.run(Call(callback, held))
 
     def _part(self, is_valid: bool, until: float) -> None:
         """Commit and leave, until then: in a thread, because a broker that stands still holds up even connecting."""
+        self._brokers.stop_at = until
         is_committing = is_valid and self._settings.enable_auto_commit
         positions = self._cursors.positions(list(self._claims)) if is_committing else {}
 
@@ -916,6 +959,8 @@ class Membership:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
     def _close_threads(self) -> None:
+        """The lease is renewed no longer."""
+        self._lease.end = -1.0
         self._closing.set()
         with self._lock:
             self._changed.notify_all()
@@ -927,7 +972,8 @@ class Membership:
         self._cursors.replace({})
 
     def _detach(self) -> None:
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._cursors.is_called = self._cursors.is_late = bool
         self._cursors.put_down = lambda: None
 
