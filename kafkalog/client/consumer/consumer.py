@@ -128,8 +128,8 @@ class Consumer:
         May be called in a signal handler: the interrupted call then closes the connections when it continues.
 
         Args:
-            timeout: seconds to wait at most for a thread that waits for a broker's answer; it ends as soon as it
-                notices the close.
+            timeout: seconds to wait at most for a thread that waits for a broker's answer (it ends as soon as it
+                notices the close), for a callback that runs in another thread, and for another thread's `close`.
         """
         self._closing = True
         self._leave(timeout)
