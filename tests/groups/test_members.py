@@ -1380,6 +1380,39 @@ def test_an_interrupt_of_leaving_leaves_no_member_once_the_consumer_is_closed(
     raise AssertionError("there are more places than that")
 
 
+@pytest.mark.parametrize(("how", "above"), [("close", "close"), ("subscribe", "close"), ("subscribe", "subscribe")])
+def test_a_signal_handler_anywhere_above_a_call_that_leaves_has_the_last_word(
+    cluster: LocalCluster, tested: str, how: str, above: str
+) -> None:
+    group = ""
+
+    def has_left() -> bool:
+        return not admin.describe_group(group).members
+
+    def call(consumer: Consumer, what: str) -> None:
+        with suppress(Closed):
+            consumer.close() if what == "close" else consumer.subscribe(tested)
+
+    with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
+        for number in range(1000):
+            group = f"{tested}.{number}"
+            one = Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", session_timeout_ms=60_000)
+            one.subscribe(tested)
+            assert one.poll(30)
+            modules = ("consumer", "membership", "callbacks")
+            files = [f"consumer/{each}.py" for each in modules]
+            was_interrupted = interrupted_at(number, partial(call, one, how), *files, handler=partial(call, one, above))
+            if how == above == "subscribe":
+                one.poll(0)  # it is subscribed
+            else:
+                assert one._fetcher._let_go_of or not was_interrupted, number
+            one.close()
+            waited_for(has_left, otherwise=f"after a handler's call at place {number} it did not leave")
+            if not was_interrupted:
+                return
+    raise AssertionError("there are more places than that")
+
+
 def committing(committed: list[int], meanwhile: Callable[[Consumer], object]) -> Callback:
     """As `on_revoked`, once: something happens in it before it commits."""
 

@@ -132,7 +132,7 @@ class Consumer:
                 notices the close), for a callback that runs in another thread, and for another thread's `close`.
         """
         self._closing = True
-        self._leave(timeout)
+        self._leave(self._membership, timeout)
 
     # --- what is read, and from where
 
@@ -214,12 +214,11 @@ class Consumer:
         names, pattern = _topics_or_pattern(topics)
         subscription = Subscription(names, pattern, on_assigned, on_revoked, on_lost)
         wanted = Membership(self._cluster, self._cursors, self, group, self._settings, subscription, self._in_callback)
-        with self._fetcher.lock:
-            self._check_not_closing()
-            if self._membership is None and self._cursors.by_partition:
-                raise InvalidArgument(
-                    reason="this consumer has assigned partitions: unassign them, or use another consumer"
-                )
+        self._check_not_closing()
+        if self._membership is None and self._cursors.by_partition:
+            raise InvalidArgument(
+                reason="this consumer has assigned partitions: unassign them, or use another consumer"
+            )
         self._replace_membership(wanted)
         self._check_not_closing()  # as a callback, a signal's handler or another thread may do meanwhile
 
@@ -231,14 +230,16 @@ class Consumer:
         """Leave the group, then join it as wanted; or as wanted last, by a callback, a signal's handler or another
         thread meanwhile: whoever has left joins."""
         try:
-            self._wanted = wanted
-            self._leave(_LEAVE_SECONDS)
+            last, self._wanted = self._membership, wanted  # at once: a later call's membership is not to be left
+            self._leave(last, _LEAVE_SECONDS)
         except BaseException:
             if self._wanted is wanted:
                 self._wanted = None
             raise
         finally:
             self._join()
+            if self._closing:  # by a signal's handler, perhaps above a lock, where it could not close everything
+                self._leave(self._membership, _LEAVE_SECONDS)
 
     def _join(self) -> None:
         """Become the member that is wanted, unless the last one has not left, or `close` was called."""
@@ -249,22 +250,23 @@ class Consumer:
                     wanted, self._wanted = self._wanted, None
                     self._membership = wanted
                     if wanted is not None:
-                        wanted.start()
+                        wanted.attach()
+            if wanted is not None:
+                wanted.start()
         except BaseException:
             if wanted is not None and self._membership is wanted:
-                self._leave(_LEAVE_SECONDS)
+                self._leave(wanted, _LEAVE_SECONDS)
             raise
         finally:
             with self._fetcher.lock:
-                membership = self._membership
-                is_member = membership is not None and not membership.is_ending()
-                self._cursors.may_be_empty = is_member or self._wanted is not None
+                # No call in between, so no signal's handler either.
+                is_leaving = self._membership is None or self._membership.is_stopping
+                self._cursors.may_be_empty = not is_leaving or self._wanted is not None
                 self._fetcher.call()  # who waits for records is a reader of this membership from now on
 
-    def _leave(self, timeout: float) -> None:
+    def _leave(self, membership: Membership | None, timeout: float) -> None:
         """Leave the group, then close the connections if `close` was called. In a callback of a call that leaves, and
         in a signal's handler above one, do nothing: that call does it."""
-        membership = self._membership
         if membership is not None and membership.is_stopping_here():
             return
         try:

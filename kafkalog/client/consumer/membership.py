@@ -83,6 +83,7 @@ class Membership:
         in_callback: of the consumer.
 
     Attributes:
+        is_stopping: `stop` was called.
         has_left: `stop` has nothing left to do.
     """
 
@@ -105,7 +106,7 @@ class Membership:
         self._session_seconds = settings.session_timeout_ms / 1000
         self._name = settings.group_instance_id or _new_name(settings)
         self._token = f"{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        self._brokers = Brokers(cluster, settings, self.is_ending)
+        self._brokers = Brokers(cluster, settings, self._is_ending)
         self._process = os.getpid()
         self._lease = Lease()  # of this membership; a later one has another
         # Guards all below; held for no I/O. Threads of the application take it as it is: an interrupt may leave a
@@ -128,7 +129,9 @@ class Membership:
         self._waiting: dict[TopicPartition, str] = {}  # of the share, what others own
         self._freed = False
         self._is_refused = False  # a broker has another generation; this one, or that broker, has not heard of the last
-        self.callbacks = Callbacks(self._lock, self._changed, self._consumer, in_callback, cursors.call, self.is_ending)
+        self.callbacks = Callbacks(
+            self._lock, self._changed, self._consumer, in_callback, cursors.call, self._is_ending
+        )
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
@@ -138,10 +141,10 @@ class Membership:
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
-        self._stopping = False
+        self.is_stopping = False
         self._stopper: int | None = None  # the thread that is in `stop`
         self.has_left = False
-        self._is_idle = False  # the member's thread does nothing any more, because of `_stopping`
+        self._is_idle = False  # the member's thread does nothing any more, because of `is_stopping`
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         reset = settings.auto_offset_reset
@@ -157,27 +160,29 @@ class Membership:
         """Whether it is of a topic that is subscribed to, so it may be this member's, or have been."""
         return self._subscription.has(partition.topic)
 
-    def start(self) -> None:
-        """Attach to the cursors, whose lock is held, and start the threads. Raises OutOfThreads; then `stop` is to be
-        called."""
+    def attach(self) -> None:
+        """Lock of the fetcher held: what the cursors ask is asked of this membership from now on."""
         cursors, consumer = self._cursors, self._consumer()
         self._finalizer = weakref.finalize(consumer, self._close_threads)
         self._finalizer.atexit = False
-        if not self._stopping:  # by a signal's handler; here none comes in between
+        if not self.is_stopping:  # by a signal's handler; here none comes in between
             cursors.is_called = self._is_called
             cursors.is_late = lambda: self._lease.has_ended()
             cursors.put_down = self._wake
+
+    def start(self) -> None:
+        """Start the threads. Raises OutOfThreads; then `stop` is to be called."""
         for target, name in (
             (self._run, "kafkalog-member"),
             (self._keep_lease, "kafkalog-lease"),
             (self._follow, "kafkalog-news"),
         ):
             thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)  # first: a signal's handler that stops it has to wait for it
             try:
                 thread.start()
             except RuntimeError as error:
                 raise OutOfThreads(process="the client", reason=str(error)) from None
-            self._threads.append(thread)
 
     # --- for threads that read
 
@@ -366,7 +371,7 @@ class Membership:
     def _follow_changes(self) -> None:
         pause = _PAUSE_SECONDS
         failure: KafkalogError | None = None
-        while not self.is_ending():
+        while not self._is_ending():
             try:
                 self._step()
                 pause = _PAUSE_SECONDS
@@ -392,14 +397,13 @@ class Membership:
                 self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
 
-    def is_ending(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping or self._closing.is_set()
+    def _is_ending(self) -> bool:
+        return self.is_stopping or self._closing.is_set()
 
     def _pause(self, seconds: float | None) -> None:
         """Wait so long, or until the end."""
         with self._lock:
-            self._changed.wait_for(self.is_ending, seconds)
+            self._changed.wait_for(self._is_ending, seconds)
 
     def _fail(self, error: KafkalogError) -> None:
         """Raise an error to who reads."""
@@ -412,7 +416,7 @@ class Membership:
         if self._lost is not None:
             self._lose()
         for step in (self._join, self._begin, self._revoke, self._claim, self._look_for_places, self._commit_if_due):
-            if self.is_ending():
+            if self._is_ending():
                 return
             step()
         with self._lock:
@@ -425,7 +429,7 @@ class Membership:
 
     def _has_work(self) -> bool:
         """Lock held."""
-        return self._stopping or self._lost is not None or self._freed
+        return self.is_stopping or self._lost is not None or self._freed
 
     def _join(self) -> None:
         """Join the group, unless this is a member of it."""
@@ -728,7 +732,7 @@ class Membership:
         with self._cursors.fetcher.lock:
             for partition, offset in offsets.items():
                 if (cursor := self._cursors.by_partition.get(partition)) is not None:
-                    is_last = bool(cursor.hold & Hold.REVOKED) and (self._stopping or partition in served)
+                    is_last = bool(cursor.hold & Hold.REVOKED) and (self.is_stopping or partition in served)
                     named = Named(offset, math.inf if is_last else cursor.position())
                     noted.append((cursor, cursor.named, named))
                     cursor.named = named
@@ -845,7 +849,7 @@ class Membership:
                 self._asked_at = now
             limit_ms = self._settings.max_poll_interval_ms
             is_slow = now - min([self._asked_at, *(since for _, since in self._progress.values())]) > limit_ms / 1000
-        if is_slow and not self.is_ending():
+        if is_slow and not self._is_ending():
             left_at = time.monotonic()
             self._lease.end = -1.0
             log.warning("group_left_because_polls_are_slow", group=self._group, member=self._name, limit_ms=limit_ms)
@@ -853,7 +857,7 @@ class Membership:
             with self._lock:
                 self._lost = UnknownMember(group=self._group, member=self._name)
             self._lose()
-            while not self._reading and self._asked_at < left_at and not self.is_ending():
+            while not self._reading and self._asked_at < left_at and not self._is_ending():
                 self._pause(_PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
 
     # --- the end
@@ -884,10 +888,12 @@ class Membership:
         me, is_valid, seconds = threading.get_ident(), False, timeout
         try:
             with self._lock:
-                self._changed.wait_for(lambda: self._stopper is None, timeout)
+                if self._stopper is not None:
+                    self._changed.wait_for(lambda: self._stopper is None, timeout)
                 if self._stopper is not None or self.has_left:
                     return
-                was_stopping, self._stopping, self._stopper = self._stopping, True, me
+                # No call before this, without another thread: above the lock a signal's handler could not leave.
+                was_stopping, self.is_stopping, self._stopper = self.is_stopping, True, me
                 self._changed.notify_all()
             if not was_stopping:
                 end = time.monotonic() + timeout
@@ -914,7 +920,7 @@ class Membership:
             self._part(is_valid, until)
             self._brokers.close()
             for thread in self._threads:
-                if thread is not threading.current_thread():
+                if thread.is_alive() and thread is not threading.current_thread():
                     thread.join(max(0.0, until - time.monotonic()))
         finally:
             self._cursors.remove(list(self._cursors.by_partition))
