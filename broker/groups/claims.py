@@ -18,7 +18,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from broker.groups.states import States
-from kafkalog.errors import GroupIsSubscribed, InvalidRequest, MemberFenced, NotOwner, StaleGeneration, UnknownMember
+from kafkalog.errors import (
+    GroupIsSubscribed,
+    InvalidRequest,
+    MemberFenced,
+    NotOwner,
+    StaleGeneration,
+    UnknownMember,
+    UnknownTopicId,
+)
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members
 from kafkalog.zk.groups import Committed, Offset
@@ -117,7 +125,8 @@ def release(
     def change(state: GroupState) -> None:
         seat = seat_of(states, state, claimant)
         mine = {partition for partition, number in claims.items() if seat.claims.get(partition) == number}
-        _commit(states, group, state, {p: offset for p, offset in offsets.items() if p in mine}, now_us)
+        last = {p: offset for p, offset in offsets.items() if p in mine and _topic_id(state, p) == offset.topic_id}
+        _commit(states, group, state, last, now_us)
         if mine:
             left = {partition: number for partition, number in seat.claims.items() if partition not in mine}
             states.write(group, state, state.with_seat(name, seat._replace(claims=left)))
@@ -131,32 +140,38 @@ def commit(states: States, claimant: Claimant, offsets: Mapping[TopicPartition, 
     Raises:
         NotOwner: it does not own one of them.
         UnknownMember, MemberFenced: it owns nothing any more.
+        UnknownTopicId: a partition's topic was deleted, and perhaps created again.
     """
     group, name, _ = claimant
 
     def change(state: GroupState) -> None:
-        seat = seat_of(states, state, claimant)
+        seat, mine = seat_of(states, state, claimant), {}
         for partition, offset in offsets.items():
             if seat.claims.get(partition) != offset.number:
                 owner = state.owners.get(partition, "")
                 raise NotOwner(member=name, partition=str(partition), group=group, owner=owner)
-        _commit(states, group, state, offsets, now_us)
+            known = _topic_id(state, partition)
+            if known is None or offset.topic_id not in (known, b""):  # deleted, or made anew
+                raise UnknownTopicId(topic_id=f"{offset.topic_id.hex()} ('{partition.topic}')")
+            mine[partition] = offset._replace(topic_id=known)
+        _commit(states, group, state, mine, now_us)
 
     states.change(group, change)
 
 
-def commit_as_first(states: States, claimant: Claimant, offsets: Mapping[TopicPartition, Offset], now_us: int) -> bool:
-    """Write offsets of a group that Spark streams follow, if the member is the first. Returns whether it is.
+def commit_as_first(states: States, claimant: Claimant, offsets: Mapping[TopicPartition, Offset], now_us: int) -> str:
+    """Write offsets of a group that Spark streams follow, if the member is the first. Returns who is.
 
     Raises UnknownMember, MemberFenced.
     """
 
-    def change(state: GroupState) -> bool:
+    def change(state: GroupState) -> str:
         seat_of(states, state, claimant)
-        is_first = state.first() == claimant.name
-        if is_first:
+        first = state.first()
+        assert first is not None
+        if first == claimant.name:
             _commit(states, claimant.group, state, offsets, now_us)
-        return is_first
+        return first
 
     return states.change(claimant.group, change)
 
@@ -189,6 +204,12 @@ def commit_unclaimed(
         _commit(states, group, state, offsets, now_us)
 
     states.change(group, change)
+
+
+def _topic_id(state: GroupState, partition: TopicPartition) -> bytes | None:
+    """The id of a partition's topic, as its group knows it: brokers learn of topics later."""
+    topic = state.topics.get(partition.topic)
+    return None if topic is None else topic.topic_id
 
 
 def _commit(

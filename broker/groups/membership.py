@@ -12,7 +12,7 @@ what it has read, also while no member reads it: the only reader of a topic may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from broker.groups.states import States
@@ -69,12 +69,15 @@ class Groups:
             described = self._described(group, state)
             self._check_kind(group, state, described, member, kind, assignor)
             known, seat = described.get(member.name), state.seats.get(member.name)
+            if seat is not None and kind == state.kind == members.STREAM:  # not known here yet
+                return state, seat.epoch
             epoch = state.number + 1
             wanted = {**described, member.name: member}
             is_same = known is not None and (known.topics, known.pattern) == (member.topics, member.pattern)
             after = replace(state, number=epoch)
             if not is_same or (state.kind, state.assignor) != (kind, assignor):
-                after = self._next(group, after, described, wanted, kind, assignor)
+                there = self._with_topics_of(member)
+                after = self._next(group, after, described, wanted, kind, assignor, there=there)
             after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
             members.check_room_for_claims(group, after)
             describe = members.create_member if seat is None else members.describe_member
@@ -123,6 +126,7 @@ class Groups:
         ]
         try:
             after = self._next(group, state, described, left, state.kind, state.assignor)
+            members.check_room_for_claims(group, after)
             self.states.write(group, state, after, deletes)
         except GroupTooLarge:
             # Its topics have grown. With the partitions that it had, it gets smaller: else nobody could leave it.
@@ -136,6 +140,7 @@ class Groups:
             described = self._described(group, state)
             after = self._next(group, state, described, described, state.kind, state.assignor, is_sure=True)
             if replace(after, generation=state.generation) != state:
+                members.check_room_for_claims(group, after)
                 self.states.write(group, state, after)
 
         self.states.change(group, change, is_own=True)
@@ -209,25 +214,30 @@ class Groups:
         """The topics that a group has read or that members read. This broker may know less than the one that made the
         last generation: a topic keeps the partitions that it had, unless it was created again, and it is gone only if
         that is sure."""
-        there = dict(there)
+        doubtful: dict[str, Topic] = {}
         for name, known in state.topics.items():
             found = there.get(name)
             if found is None or found.topic_id != known.topic_id or found.partitions < known.partitions:
-                now = self._ask(name) if is_sure else known
-                if now is not None:
-                    there[name] = now
-                else:
-                    there.pop(name, None)
+                doubtful[name] = known
+        there = {name: topic for name, topic in there.items() if name not in doubtful}
+        there |= self._ask(doubtful) if is_sure else doubtful
         return _of_group(there, state, wanted)
 
     def _topics(self) -> dict[str, Topic]:
         """All topics that this broker knows."""
         return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in self._metadata.topics.items()}
 
-    def _ask(self, name: str) -> Topic | None:
-        """A topic as ZooKeeper has it now."""
-        record = registry.read_topic(self._session, name)
-        return None if record is None or record.deleted else Topic(record.topic_id, len(record.replicas))
+    def _with_topics_of(self, member: Member) -> dict[str, Topic]:
+        """All topics that this broker knows, and those that it does not know yet and a member may subscribe to: what is
+        there before the first member is not new to the group."""
+        there = self._topics()
+        names = registry.topic_names(self._session) if member.pattern else member.topics
+        return there | self._ask([name for name in names if name not in there])
+
+    def _ask(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of these topics that exist, as ZooKeeper has them now."""
+        found = registry.topics_now(self._session, names)
+        return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in found.items()}
 
     def _begin_new(self, group: str, state: GroupState, topics: Mapping[str, Topic], *, is_running: bool) -> None:
         """Commit offset 0 for partitions that are new to a group, which has these topics now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from broker.groups import claims
 from broker.groups.claims import Claimant
@@ -20,11 +20,12 @@ from kafkalog.errors import (
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import shares_of
-from kafkalog.zk import groups, members, paths
+from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.content import read_each
-from kafkalog.zk.groups import Offset
+from kafkalog.zk.groups import Committed, Offset
 from kafkalog.zk.members import GroupState, Lease, Member
 from kafkalog.zk.registry import TopicRecord
+from kafkalog.zk.session import ZooKeeperSession
 
 ORIGIN = ("subscription", "host", "process", "client_id")
 """The texts by which a member describes itself to people."""
@@ -39,17 +40,14 @@ def commit_offsets(request: pb.CommitOffsetsRequest, host: Host, states: States)
         InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
     """
     check_name(request.group)
-    offsets = offsets_of(request.offsets, host, request.order)
-    if not offsets:
-        return pb.CommitOffsetsReply()
     now_us = host.clock.now_us()
     if request.HasField("member"):
         if request.member.group != request.group:
             raise InvalidRequest(reason=f"the member is of group '{request.member.group}', not '{request.group}'")
+        offsets = owned_offsets_of(request.offsets, host, request.order)
         claims.commit(states, claimant_of(request.member), offsets, now_us)
-    else:
-        unnumbered = {partition: offset._replace(number=0) for partition, offset in offsets.items()}
-        claims.commit_unclaimed(states, request.group, unnumbered, now_us)
+    elif offsets := offsets_of(request.offsets, host):
+        claims.commit_unclaimed(states, request.group, offsets, now_us)
     return pb.CommitOffsetsReply()
 
 
@@ -59,8 +57,10 @@ def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.Com
     Raises InvalidRequest.
     """
     check_name(request.group)
-    topic_ids = None if request.any_id else _topic_ids(host)
-    found = groups.committed(host.metadata.session, request.group, topic_ids, request.topics)
+    session = host.metadata.session
+    found = groups.committed(session, request.group, None, request.topics)
+    if not request.any_id:
+        found = _of_present_topics(session, found)
     reply = pb.CommittedOffsetsReply()
     for (topic, number), each in sorted(found.items()):
         reply.offsets.add(topic=topic, partition=number, offset=each.offset, topic_id=each.topic_id)
@@ -104,7 +104,7 @@ def describe_group(request: pb.DescribeGroupRequest, host: Host, states: States)
         told.share.extend(shares_of(seat.share))
         told.owned.extend(shares_of(seat.claims))
         reply.members.append(told)
-    found = groups.committed(session, group, _topic_ids(host))
+    found = _of_present_topics(session, groups.committed(session, group, None))
     for (topic, number), each in sorted(found.items()):
         reply.offsets.add(topic=topic, partition=number, offset=each.offset, committed_us=each.committed_us)
     return reply
@@ -151,8 +151,24 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host, states: States) -> 
             continue
 
 
+def owned_offsets_of(
+    wanted: Iterable[pb.GroupOffset | pb.GroupClaim], host: Host, order: int
+) -> dict[TopicPartition, Offset]:
+    """Offsets to be committed by the claims that they name: the group knows their topics, and this broker may not.
+    Raises InvalidRequest."""
+    offsets = {}
+    for each in wanted:
+        if each.offset < 0:
+            raise InvalidRequest(reason=f"offset {each.offset} of {each.topic}-{each.partition} is negative")
+        topic = host.metadata.topics.get(each.topic)
+        epoch = 0 if topic is None else leader_epoch(topic, each.partition)
+        partition = TopicPartition(each.topic, each.partition)
+        offsets[partition] = Offset(each.offset, each.topic_id, epoch, each.claim, order)
+    return offsets
+
+
 def offsets_of(wanted: Iterable[pb.GroupOffset], host: Host, order: int = 0) -> dict[TopicPartition, Offset]:
-    """Offsets to be committed. Raises UnknownTopic, UnknownTopicId, UnknownPartition, InvalidRequest."""
+    """Offsets to be committed by no claim. Raises UnknownTopic, UnknownTopicId, UnknownPartition, InvalidRequest."""
     offsets = {}
     for committed in wanted:
         topic = host.metadata.topic(committed.topic)
@@ -166,8 +182,7 @@ def offsets_of(wanted: Iterable[pb.GroupOffset], host: Host, order: int = 0) -> 
             committed.offset,
             topic.topic_id,
             leader_epoch(topic, committed.partition),
-            committed.claim,
-            order,
+            order=order,
         )
     return offsets
 
@@ -177,8 +192,16 @@ def leader_epoch(topic: TopicRecord, number: int) -> int:
     return 0 if state is None else state.leader_epoch
 
 
-def _topic_ids(host: Host) -> dict[str, bytes]:
-    return {name: topic.topic_id for name, topic in host.metadata.topics.items()}
+def _of_present_topics(
+    session: ZooKeeperSession, found: Mapping[TopicPartition, Committed]
+) -> dict[TopicPartition, Committed]:
+    """Offsets of topics that exist now: what this broker knows of them may be old."""
+    topics = registry.topics_now(session, {partition.topic for partition in found})
+    return {
+        partition: each
+        for partition, each in found.items()
+        if (topic := topics.get(partition.topic)) is not None and topic.topic_id == each.topic_id
+    }
 
 
 def claimant_of(given: pb.Membership) -> Claimant:

@@ -10,7 +10,7 @@ from broker.groups.claims import Claimant, seat_of
 from broker.groups.membership import Groups
 from broker.groups.waits import RETRY_AFTER_MS, GroupWaits
 from broker.replica.host import Host
-from broker.requests.groups import ORIGIN, check_name, claimant_of, leader_epoch, member_to_wire, offsets_of
+from broker.requests.groups import ORIGIN, check_name, claimant_of, member_to_wire, offsets_of, owned_offsets_of
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.errors import InvalidArgument, InvalidRequest, UnknownMember
 from kafkalog.patterns import matcher
@@ -18,7 +18,6 @@ from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of, shares_of
 from kafkalog.zk import members
-from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import NoNode
 
@@ -156,17 +155,9 @@ def release_partitions(request: pb.ReleasePartitionsRequest, groups: Groups, hos
 
     Raises UnknownMember, MemberFenced, InvalidRequest, GroupBusy.
     """
-    ending: dict[TopicPartition, int] = {}
-    offsets: dict[TopicPartition, Offset] = {}
-    for each in request.claims:
-        partition = TopicPartition(each.topic, each.partition)
-        ending[partition] = each.claim
-        topic = host.metadata.topics.get(each.topic)
-        if each.offset < 0:
-            raise InvalidRequest(reason=f"offset {each.offset} of {partition} is negative")
-        if each.HasField("offset") and topic is not None and topic.topic_id == each.topic_id:
-            epoch = leader_epoch(topic, each.partition)
-            offsets[partition] = Offset(each.offset, topic.topic_id, epoch, each.claim, request.order)
+    ending = {TopicPartition(each.topic, each.partition): each.claim for each in request.claims}
+    last = [each for each in request.claims if each.HasField("offset")]
+    offsets = owned_offsets_of(last, host, request.order)
     claims.release(groups.states, claimant_of(request.member), ending, offsets, host.clock.now_us())
     return pb.ReleasePartitionsReply()
 
@@ -193,10 +184,9 @@ def keep_member(request: pb.KeepMemberRequest, groups: Groups, host: Host) -> pb
         try:
             _renew(groups, claimant, member.session_timeout_ms)
             numbered = {partition: offset._replace(number=epoch) for partition, offset in offsets.items()}
-            claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
+            first = claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
         except UnknownMember:  # it lapsed meanwhile
             continue
-        first = groups.states.read(group).first() or member.name
         described = members.read_members(groups.states.session, group, [first]).get(first, member)
         [lease] = members.read_leases(groups.states.session, [(group, first)])
         return pb.KeepMemberReply(first=member_to_wire(described, lease, lease.renewed_ms if lease else 0))

@@ -27,7 +27,7 @@ def fields_of(path: str, content: bytes) -> Iterator[dict[str, Any]]:
     """
     try:
         yield _parsed(content)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
         raise UnreadableZnode(path=path, reason=str(error)) from None
     except KeyError as error:
         raise UnreadableZnode(path=path, reason=f"it has no field {error}") from None

@@ -136,9 +136,12 @@ def _write(
     wanted = [paths.group_offset(group, *partition) for partition in offsets]
     for _ in range(_ATTEMPTS):
         present = session.get_many(wanted)
-        if None in present:
-            session.ensure({path.rpartition("/")[0] for path in wanted})
         operations: list[Operation] = list(guards)
+        if None in present:
+            above = {paths.group_topic_offsets(group, topic) for topic, _ in offsets}
+            parents = [paths.group(group), paths.group_offsets(group), *sorted(above)]
+            stats = session.stats(parents)
+            operations += [Create(path) for path, stat in zip(parents, stats, strict=True) if stat is None]
         for path, offset, found in zip(wanted, offsets.values(), present, strict=True):
             if found is None:
                 operations.append(Create(path, offset.to_json(now_us)))

@@ -6,8 +6,8 @@ have one order, and what depends on the state (a commit) names its version. A ch
 read, makes the next generation; claims and releases do not.
 
 Numbers for epochs and claims come from one counter of the group, which begins at the zxid of its znode. So they rise
-for ever, also if a group is deleted and one of its name is made. The versions of that one's znode begin anew, so the
-first change gives the group an *incarnation*, a child of a random name, and whatever names a version checks it too.
+for ever, also if a group is deleted and one of its name is made. The versions of that one's znode begin anew, so each
+group has an *incarnation*, a child of a random name, and whatever names a version checks it too.
 
 ZooKeeper keeps its last 500 changes in memory, so a large state is compressed.
 
@@ -18,9 +18,11 @@ its session timeout (`broker/groups/monitor.py`).
 
 from __future__ import annotations
 
+import random
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -125,7 +127,7 @@ class GroupState:
         topics: those that members read or have read, by name, for as long as they exist: what such a topic has more
             when somebody reads it again is new to the group.
         number: the last one that was given to a join or a claim.
-        incarnation: random; empty: the group never had a member.
+        incarnation: random; empty: the znode was not made by `make_group`, and the first change makes one.
         version: of the group's znode; -1: it does not exist.
     """
 
@@ -222,7 +224,7 @@ def _parse_state(path: str, content: bytes, version: int, zxid: int) -> GroupSta
             str(fields["assignor"]),
             seats,
             topics,
-            int(fields["number"]),
+            int(fields["number"]) or zxid,
             str(fields["incarnation"]),
             version,
         )
@@ -333,11 +335,11 @@ def change(
 
 def check_room_for_claims(group: str, state: GroupState) -> None:
     """Raises GroupTooLarge: the state would not fit its znode if each partition was claimed by a claim of its own."""
-    number, seats = state.number, {}
+    gaps, number, seats = random.Random(0), state.number, {}
     for name, seat in state.seats.items():
         claims = {}
         for partition in seat.share:
-            number += 1 + number * 7919 % 1000  # scattered, as those of a group that is old
+            number += gaps.randrange(1, 1000)  # as those of a group that is old: these take the most
             claims[partition] = number
         seats[name] = seat._replace(claims=claims)
     _check_size(group, _state_to_bytes(replace(state, seats=seats)))
@@ -350,6 +352,15 @@ def _check_size(group: str, content: bytes) -> None:
 
 def make_group(session: ZooKeeperSession, group: str) -> None:
     """Make what is missing of a group's znodes above its members'."""
+    if session.exists(paths.group(group)) is None:
+        state = GroupState(incarnation=uuid.uuid4().hex)
+        with suppress(NodeExists):
+            session.multi(
+                [
+                    Create(paths.group(group), _state_to_bytes(state)),
+                    Create(paths.group_incarnation(group, state.incarnation)),
+                ]
+            )
     session.ensure([paths.group_members(group), paths.group_leases(group)])
 
 

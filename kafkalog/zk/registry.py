@@ -230,16 +230,7 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
         content, stat = session.get(paths.topic(name), watch)
     except NoNode:
         return None
-    with fields_of(paths.topic(name), content) as fields:
-        topic = TopicRecord(
-            name=name,
-            topic_id=bytes.fromhex(fields["topic_id"]),
-            config=fields["config"],
-            replicas=[tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))],
-            created_us=fields["created_us"],
-            version=stat.version,
-            deleted=bool(fields.get("deleted")),
-        )
+    topic = _parse_topic(name, content, stat)
     if topic.deleted:
         return topic
     wanted = [paths.partition_state(name, topic.topic_id, number) for number in range(len(topic.replicas))]
@@ -249,6 +240,27 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
         if found is not None
     }
     return replace(topic, states=states)
+
+
+def topics_now(session: ZooKeeperSession, names: Iterable[str]) -> dict[str, TopicRecord]:
+    """Those of these topics that exist, without the states of their partitions."""
+    listed = list(names)
+    found = session.get_many([paths.topic(name) for name in listed])
+    topics = {name: _parse_topic(name, *each) for name, each in zip(listed, found, strict=True) if each is not None}
+    return {name: topic for name, topic in topics.items() if not topic.deleted}
+
+
+def _parse_topic(name: str, content: bytes, stat: Any) -> TopicRecord:
+    with fields_of(paths.topic(name), content) as fields:
+        return TopicRecord(
+            name=name,
+            topic_id=bytes.fromhex(fields["topic_id"]),
+            config=fields["config"],
+            replicas=[tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))],
+            created_us=fields["created_us"],
+            version=stat.version,
+            deleted=bool(fields.get("deleted")),
+        )
 
 
 def _read_state(path: str, content: bytes, stat: Any) -> PartitionState:

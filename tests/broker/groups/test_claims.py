@@ -443,13 +443,13 @@ def test_only_the_first_streams_offsets_are_written(side: Side) -> None:
     for name in ("s", "r"):
         side.join(name, kind=STREAM, assignor="")
     s, r = side.claimant("s"), side.claimant("r")
-    assert claims.commit_as_first(side.states, s, {P0: Offset(5, topic_id)}, 1)
-    assert not claims.commit_as_first(side.states, r, {P0: Offset(9, topic_id)}, 1)
+    assert claims.commit_as_first(side.states, s, {P0: Offset(5, topic_id)}, 1) == "s"
+    assert claims.commit_as_first(side.states, r, {P0: Offset(9, topic_id)}, 1) == "s"
     assert side.committed() == {P0: 5}
     side.groups.leave("g", "s")
     with pytest.raises(UnknownMember):
         claims.commit_as_first(side.states, s, {P0: Offset(6, topic_id)}, 1)
-    assert claims.commit_as_first(side.states, r, {P0: Offset(9, topic_id)}, 1)
+    assert claims.commit_as_first(side.states, r, {P0: Offset(9, topic_id)}, 1) == "r"
     assert side.committed() == {P0: 9}
 
 

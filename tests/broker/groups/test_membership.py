@@ -598,6 +598,28 @@ def test_offsets_of_a_topic_made_anew_are_not_overwritten_by_a_broker_that_knew_
     assert side.committed()[TopicPartition("u", 0)] == 100
 
 
+@pytest.mark.parametrize("subscription", [{}, {"pattern": "t.*"}], ids=["names", "pattern"])
+def test_a_topic_that_a_broker_has_not_heard_of_at_the_first_join_is_not_new_later(
+    new_side: Callable[[], Side], subscription: dict[str, str]
+) -> None:
+    side, late = new_side(), new_side()
+    side.new_topic("topic", 2)
+    late.join("a", *([] if subscription else ["topic"]), **subscription)
+    assert late.shares() == {"a": partitions("topic", 0, 1)}
+    late.learn()
+    late.groups.refresh("g")
+    assert side.committed() == {}
+
+
+def test_a_stream_that_its_broker_does_not_know_yet_keeps_its_place(new_side: Callable[[], Side]) -> None:
+    side, late = new_side(), new_side()
+    _, epoch = side.join("s", kind=STREAM, assignor="")
+    side.join("r", kind=STREAM, assignor="")
+    before = side.state()
+    assert late.join("s", kind=STREAM, assignor="")[1] == epoch
+    assert side.state() == before
+
+
 # --- a state that does not fit its znode
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from broker.groups.monitor import Monitor, broker_of
 from kafkalog.clock import ManualClock
-from kafkalog.errors import GroupBusy, ZooKeeperUnreachable
+from kafkalog.errors import GroupBusy, GroupTooLarge, ZooKeeperUnreachable
 from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.members import STREAM, Member
 from kafkalog.zk.registry import BrokerRecord
@@ -397,20 +398,27 @@ def test_a_group_whose_topics_have_grown_beyond_what_fits_is_tried_when_somethin
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    side.new_topic("t", 900)
     side.join("a", pattern=".*")
-    monkeypatch.setattr(members, "STATE_BYTES_MAX", 1000)
-    side.new_topic("t" * 200, 900)
+    before = side.state()
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 0)
+    with pytest.raises(GroupTooLarge) as raised:
+        members.check_room_for_claims("g", before)
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", raised.value.facts["size"] + 100)
     tried: list[str] = []
     refresh = side.groups.refresh
     monkeypatch.setattr(side.groups, "refresh", lambda group: [tried.append(group), refresh(group)])
-    side.new_topic("u" * 249, 1)
-    side.new_topic("v" * 249, 1)
+    more = [random.Random(seed).randbytes(120).hex() for seed in (1, 2)]  # names that are not to be compressed
+    for name in more:
+        side.new_topic(name, 1)
     look_on(monitor, clock, 3)
     assert tried == ["g"] and caplog.text.count("would take") == 1
-    side.delete_topic("u" * 249)
-    side.delete_topic("v" * 249)
+    assert side.state() == before, "what would not fit if each partition was claimed by itself is not written"
+    for name in more:
+        side.delete_topic(name)
+    side.grow("t", 901)
     look_on(monitor, clock, 3)
-    assert tried == ["g", "g"] and len(side.shares()["a"]) == 900
+    assert tried == ["g", "g"] and len(side.shares()["a"]) == 901
 
 
 def test_a_group_that_changes_too_often_holds_up_no_other(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from broker.replica.metadata import Metadata
 from kafkalog.errors import (
     GroupBusy,
     GroupIsLive,
@@ -194,6 +196,43 @@ def test_a_commit_to_what_is_not_there_is_refused(broker: RunningBroker) -> None
     assert not broker.stub.ListGroups(bpb.ListGroupsRequest()).groups
 
 
+# --- a broker that was stopped, and has not read again what topics there are
+
+
+def test_a_broker_that_has_not_heard_of_a_topic_answers_for_its_offsets(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    join(broker, "one", "t")
+    [mine] = claim(broker, "one", 1, 0).claims
+    topic = broker.broker.host.metadata.topic("t")
+    request = commit(5, claim=mine.claim, member=me(broker, "one"), order=1)
+    request.offsets[0].topic_id = topic.topic_id
+    release = bpb.ReleasePartitionsRequest(member=me(broker, "one"), order=2)
+    release.claims.add(topic="t", claim=mine.claim, offset=7, topic_id=topic.topic_id)
+    try:
+        for known in ({}, {"t": replace(topic, topic_id=b"of an earlier t.")}):
+            broker.broker.host.metadata.publish(known)
+            broker.stub.CommitOffsets(request, timeout=30)
+            assert committed(broker) == [5]
+            [described] = broker.stub.DescribeGroup(bpb.DescribeGroupRequest(group="g"), timeout=30).offsets
+            assert described.offset == 5
+        broker.stub.ReleasePartitions(release, timeout=30)
+        assert committed(broker) == [7]
+    finally:
+        broker.broker.host.metadata.publish({"t": topic})
+
+
+def test_offsets_of_a_topic_made_anew_are_not_those_of_the_one_that_a_broker_knows(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    broker.stub.CommitOffsets(commit(5), timeout=30)
+    topic = broker.broker.host.metadata.topic("t")
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="t"), timeout=30)
+    broker.new_topic("t")
+    monkeypatch.setattr(Metadata, "topics", {"t": topic})
+    assert committed(broker) == []
+
+
 # --- groups
 
 
@@ -218,6 +257,16 @@ def test_a_refused_reset_says_when_the_last_of_the_members_will_be_gone(broker: 
     error = refused(broker.stub.ResetOffsets, request)
     assert isinstance(error, GroupIsLive)
     assert error.facts["member"] == "one" and 5_000 < error.facts["left_ms"] <= 3_000_000
+
+
+def test_a_reset_that_names_a_claim_stands_in_the_way_of_no_owner(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    offset = bpb.GroupOffset(topic="t", offset=7, claim=1 << 62)
+    broker.stub.ResetOffsets(bpb.ResetOffsetsRequest(group="g", offsets=[offset], create=True), timeout=30)
+    join(broker, "one", "t")
+    [mine] = claim(broker, "one", 1, 0).claims
+    broker.stub.CommitOffsets(commit(9, claim=mine.claim, member=me(broker, "one"), order=1), timeout=30)
+    assert committed(broker) == [9]
 
 
 def test_a_reset_by_force_is_refused_only_while_consumers_share_the_partitions(broker: RunningBroker) -> None:

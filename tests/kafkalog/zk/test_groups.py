@@ -22,6 +22,12 @@ from tests.waiting import waited_for
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
 
 
+@pytest.fixture(autouse=True)
+def consumers(session: ZooKeeperSession) -> None:
+    """The parent of all groups, which the first broker makes."""
+    session.ensure([paths.CONSUMERS])
+
+
 def commit(
     session: ZooKeeperSession,
     group: str,
@@ -183,7 +189,7 @@ def test_a_commit_that_others_overtake_every_time_fails_and_is_not_taken_for_mad
     monkeypatch.setattr(session, "multi", overtaken)
     with pytest.raises(GroupBusy):
         commit(session, "g", {P0: 1}, IDS, 0)
-    assert tries == [1] * groups._ATTEMPTS
+    assert tries == [4] * groups._ATTEMPTS  # the offset, and the znodes above it
 
 
 def test_a_commit_depends_on_its_guard(session: ZooKeeperSession) -> None:
@@ -197,6 +203,12 @@ def test_a_commit_depends_on_its_guard(session: ZooKeeperSession) -> None:
     with pytest.raises(GuardMoved):
         commit(session, "g", {P0: 4}, IDS, 0, Check("/guard", 1))
     assert groups.committed_offsets(session, "g", IDS) == {P0: 3}
+
+
+def test_a_commit_whose_guard_does_not_hold_makes_nothing(session: ZooKeeperSession) -> None:
+    with pytest.raises(GuardMoved):
+        commit(session, "deleted", {P0: 1}, IDS, 0, Check(paths.group("deleted"), 1))
+    assert session.children(paths.CONSUMERS) == []
 
 
 def test_offsets_that_are_written_or_forgotten_while_they_are_forgotten_or_read(

@@ -58,6 +58,21 @@ def test_a_large_state_is_compressed_and_read_back(session: ZooKeeperSession) ->
         state_of(session, "g")
 
 
+def test_a_group_that_never_had_a_member_is_none_of_an_earlier_one_of_its_name(session: ZooKeeperSession) -> None:
+    members.make_group(session, "g")
+    old = state_of(session, "g")
+    assert old.number == session.get(paths.group("g"))[1].czxid
+    groups.delete(session, "g")
+    members.make_group(session, "g")
+    members.make_group(session, "g")
+    new = state_of(session, "g")
+    assert (new.version, new.seats) == (old.version, {})
+    with pytest.raises(NoNode):
+        members.prove(session, "g", old)
+    members.prove(session, "g", new)
+    assert join(session, "g", "a").number > new.number > old.number
+
+
 def test_a_state_of_a_group_that_was_deleted_is_none_of_the_next_group_of_its_name(session: ZooKeeperSession) -> None:
     """The versions of its znode begin anew."""
     join(session, "g", "a")
