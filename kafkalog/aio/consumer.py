@@ -317,8 +317,8 @@ class Consumer:
                             break
                         self._give_back()  # the lease has ended: begin anew
                         left = num_messages
-            except KafkalogError:
-                if not taken:
+            except KafkalogError as error:
+                if not taken or self._consumer._is_of_callback(error):
                     raise
             # Only now: the lease may have ended while this task waited for more.
             messages = [message for cursor, rows in taken if not is_late(cursor, rows[0]) for message in rows]
@@ -386,7 +386,12 @@ class Consumer:
                 continue
             self._wait = None
             wait.hand.is_untaken = False  # if it was taken back, `left` has ended, and a batch is not current
-            if wait is not begun and isinstance(wait.found.exception(), InvalidArgument | Going):
+            error = wait.found.exception()
+            if (
+                wait is not begun
+                and isinstance(error, InvalidArgument | Going)
+                and not self._consumer._is_of_callback(error)
+            ):
                 continue  # of what was assigned, or taken, before this call
             found = wait.found.result()
             if found is None:

@@ -712,7 +712,7 @@ class _Showing:
         self._flush()
         if self._group is not None and self._pipe:
             self._is_finishing = True
-            self._stop_reading(list(self._reading))
+            self._stop_reading(self._consumer.assignment())  # also what was let go as Ctrl-C came
             self._pipe.wait_until_read(self._hand_over)
         self._commit()
         if self._group is not None and self._read.offsets and not self._has_begun():

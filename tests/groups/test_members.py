@@ -36,6 +36,7 @@ from kafkalog.errors import (
     OutOfThreads,
     RequestTimedOut,
     StaleGeneration,
+    UnknownMember,
 )
 from kafkalog.wire import broker_pb2 as pb
 from tests.between import ahead, amid
@@ -545,6 +546,118 @@ def test_a_start_that_was_looked_up_is_the_next_owner_s_too(
             message = other.poll(30)
             assert message is not None
             assert message.offset == 1
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe", "slow polls"])
+def test_a_start_that_was_looked_up_is_the_next_owners_too_when_its_member_leaves(
+    cluster: LocalCluster, tested: str, how: str
+) -> None:
+    settings: dict[str, Any] = {"auto_offset_reset": "latest", "enable_auto_commit": False}
+    limit: dict[str, Any] = {"max_poll_interval_ms": 1000} if how == "slow polls" else {}
+    with member(cluster, tested, **settings, **limit) as one, member(cluster, tested, **settings) as other:
+        waited_for(lambda: len(partitions_of(one)) == len(partitions_of(other)) == 1)
+        [mine], [others] = one.assignment(), other.assignment()
+        other.pause([others])
+        produce(cluster, tested, 0, 1)
+        message = one.poll(30)
+        assert message is not None and message.offset == 1
+        if how != "slow polls":
+            getattr(one, how)()
+        message = other.poll(60)
+        assert message is not None
+        assert (message.partition, message.offset) == (mine.partition, 1)
+
+
+def test_a_group_that_ends_before_anything_is_committed_has_no_offsets(cluster: LocalCluster, tested: str) -> None:
+    with Admin(cluster.bootstrap_servers) as admin:
+        with member(cluster, tested, auto_offset_reset="latest", enable_auto_commit=False) as one:
+            waited_for(lambda: partitions_of(one) == [0, 1])
+        assert admin.committed(tested) == {}
+
+
+def test_an_error_of_a_callback_in_consume_is_raised_also_if_messages_have_come(
+    cluster: LocalCluster, topic: str
+) -> None:
+    def seek_nowhere(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if partitions[0].partition == 1:
+            consumer.seek(partitions[0], -1001)
+
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=1)
+        produce(cluster, topic, 0, 0)
+        with member(cluster, topic, {"on_assigned": seek_nowhere}) as one:
+            grown = threading.Thread(
+                target=lambda: (
+                    waited_for(lambda: bool(one._cursors.in_hand([TopicPartition(topic, 0)]))),
+                    admin.alter_topic(topic, partitions=2),
+                )
+            )
+            grown.start()
+            with pytest.raises(InvalidArgument, match="-1001"):
+                one.consume(3, 60)
+            assert [message.offset for message in one.consume(2, 30)] == [0, 1]
+            join_all([grown], 60)
+
+
+def test_who_closes_in_a_callback_after_the_lease_has_ended_is_told_what_is_lost(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, list[int]]] = []
+
+    def close(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        told.append(("assigned", [each.partition for each in partitions]))
+        if len(told) > 1:
+            membership, is_losing = of(consumer), threading.Event()
+            ahead(monkeypatch, membership.callbacks, "wait_returned", is_losing.set)
+            membership._note_lost(membership._me(), UnknownMember(group=tested, member=membership.name))
+            assert is_losing.wait(60)
+            consumer.close()
+
+    with member(cluster, tested) as other:
+        waited_for(lambda: partitions_of(other) == [0, 1])
+        with member(cluster, tested, noting(told) | {"on_assigned": close}) as one:
+            waited_for(lambda: bool(told) or bool(other.poll(0)) or bool(one.poll(0)))
+            other.close()
+            while not one._closing:
+                with suppress(Closed):
+                    one.poll(0.1)
+    assert told[0][0] == told[1][0] == "assigned"
+    assert [what for what, _ in told[2:]] == ["lost"] and told[0][1][0] in told[2][1]
+
+
+def test_commit_leaves_out_a_topic_that_was_deleted(cluster: LocalCluster, topic: str) -> None:
+    gone = f"{topic}.gone"
+    with Admin(cluster.bootstrap_servers) as admin:
+        for name in (topic, gone):
+            admin.create_topic(name, partitions=1)
+            produce(cluster, name, 0)
+        with Consumer(cluster.bootstrap_servers, topic, auto_offset_reset="earliest", enable_auto_commit=False) as one:
+            one.subscribe([topic, gone])
+            messages = [one.poll(30), one.poll(30)]
+            assert None not in messages
+            one.pause([TopicPartition(gone, 0)])
+            assert one.poll(0) is None
+            admin.delete_topic(gone)
+            one.commit()
+            assert admin.committed(topic) == {TopicPartition(topic, 0): 1}
+
+
+def test_a_reset_of_the_position_is_committed_though_a_later_offset_was_committed_by_name(
+    cluster: LocalCluster, tested: str
+) -> None:
+    where = TopicPartition(tested, 0)
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        one.seek(where, 1000)
+        one.commit({where: 1000})
+        message = one.poll(30)
+        while message is None or message.partition:
+            message = one.poll(30)
+        assert message.offset == 0
+        produce(cluster, tested, 0)
+        assert one.poll(30)
+        one.commit()
+        assert admin.committed(tested)[where] == 1
 
 
 def test_a_member_finds_brokers_that_it_did_not_know_when_it_joined(cluster: LocalCluster, tested: str) -> None:

@@ -4,11 +4,13 @@ Kafka's clients, so that they may seek and commit; one at a time, in the order i
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from kafkalog.client.consumer.cursors import Lease
+from kafkalog.errors import KafkalogError
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition
 
@@ -103,6 +105,7 @@ class Callbacks:
         self._calls: list[Call] = []  # one at most is due at a time
         self._serving: object = None  # of the call that runs a callback
         self._server = -1  # the thread of that
+        self._raised: weakref.ref[KafkalogError] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -172,8 +175,15 @@ class Callbacks:
             if not call.was_called:
                 call.was_called = True  # this may be a signal's handler above a thread that is about to call it
                 call.callback(consumer, partitions)
+        except KafkalogError as error:
+            self._raised = weakref.ref(error)
+            raise
         finally:
             self._in_callback.here = before
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether an error is the last one of a callback, and not of reading."""
+        return self._raised is not None and self._raised() is error
 
     def wait_served(self) -> None:
         """Wait until none is due, or until the end."""
@@ -189,6 +199,6 @@ class Callbacks:
 
     def finish(self, callback: Callback | None) -> None:
         """Call those of this kind that were not begun, in this thread."""
-        for call in self._calls[self._serving is not None :]:
+        for call in list(self._calls):
             if call.callback is callback:
                 self.run(call)

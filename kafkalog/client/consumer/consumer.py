@@ -590,8 +590,8 @@ class Consumer:
                     self._put_polled_down()  # the lease has ended: begin anew
                     left = num_messages
                     continue
-                except KafkalogError:
-                    if taken:
+                except KafkalogError as error:
+                    if taken and not self._is_of_callback(error):
                         break
                     raise
                 if cursor is None:
@@ -726,6 +726,10 @@ class Consumer:
     def _check_may_read(self) -> None:
         self._check_open()
         self._check_not_in_callback()
+
+    def _is_of_callback(self, error: BaseException) -> bool:
+        membership = self._membership
+        return membership is not None and membership.callbacks.has_raised(error)
 
     def _check_not_in_callback(self) -> None:
         if self._in_callback.here:

@@ -172,7 +172,7 @@ class Cursor:
             source = self.source
             at = source.reset_to
             if at is not None and (not source.arrived or source.arrived[0].start_offset >= at):
-                self.offset, source.reset_to = at, None
+                self.offset, source.reset_to, self.named = at, None, None
             return self.offset
         left = self.left.__length_hint__()  # type: ignore[attr-defined]
         return self.rows[-left].offset if left else self.end_offset

@@ -682,7 +682,10 @@ class Membership:
         callback = self._subscription.on_assigned
         for cursor in cursors.values():
             cursor.hold |= hold if callback is None else hold | Hold.ASSIGNED
-        self._cursors.add(cursors)
+        with self._cursors.fetcher.lock:
+            if self._is_ending():  # `stop` may have removed all others
+                return
+            self._cursors.add(cursors)
         if callback is not None:
             self.callbacks.add(
                 callback,
@@ -743,8 +746,10 @@ class Membership:
         Raises:
             NotOwner: it owns nothing any more.
         """
-        positions = self._cursors.positions(self._cursors.by_partition)
-        self._commit_own(positions, self._ask_patiently, _is_due)
+        commit_living(
+            lambda some: self._commit_own(some, self._ask_patiently, _is_due),
+            self._cursors.positions(self._cursors.by_partition),
+        )
 
     def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
         """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
@@ -853,6 +858,7 @@ class Membership:
             left_at = time.monotonic()
             self._lease.end = -1.0
             log.warning("group_left_because_polls_are_slow", group=self._group, member=self._name, limit_ms=limit_ms)
+            self._commit_found()
             self._leave()
             with self._lock:
                 self._lost = UnknownMember(group=self._group, member=self._name)
@@ -953,6 +959,8 @@ class Membership:
 
         def ask() -> None:
             self._commit_at_the_end(positions, until)
+            if is_valid:
+                self._commit_found()
             if self._is_member and not self._settings.group_instance_id:
                 self._leave(until)
 
@@ -961,6 +969,18 @@ class Membership:
     def _commit_at_the_end(self, positions: Mapping[TopicPartition, int], until: float) -> None:
         try:
             self._brokers.retrying(lambda: commit_living(self._commit_due, positions), until)
+        except KafkalogError as error:
+            log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
+
+    def _commit_found(self) -> None:
+        """Without auto-commit, and while the group has others: commit where this member began to read partitions of
+        which nothing was committed. Another one would look up a start of its own, perhaps a later one."""
+        if not self._found or self._settings.enable_auto_commit:
+            return
+        try:
+            group = self._brokers.ask("DescribeGroup", pb.DescribeGroupRequest(group=self._group))
+            if len(group.members) > 1:
+                self._commit_due(dict(self._found))
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
