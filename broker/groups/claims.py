@@ -28,7 +28,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.records import TopicPartition
-from kafkalog.zk import groups, members
+from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Committed, Offset
 from kafkalog.zk.members import GroupState, Seat
 from kafkalog.zk.session import NoNode
@@ -126,7 +126,7 @@ def release(
         seat = seat_of(states, state, claimant)
         mine = {partition for partition, number in claims.items() if seat.claims.get(partition) == number}
         last = {p: offset for p, offset in offsets.items() if p in mine and _topic_id(state, p) == offset.topic_id}
-        _commit(states, group, state, last, now_us)
+        _commit(states, group, state, last, now_us, without_gone=True)
         if mine:
             left = {partition: number for partition, number in seat.claims.items() if partition not in mine}
             states.write(group, state, state.with_seat(name, seat._replace(claims=left)))
@@ -213,8 +213,33 @@ def _topic_id(state: GroupState, partition: TopicPartition) -> bytes | None:
 
 
 def _commit(
-    states: States, group: str, state: GroupState, offsets: Mapping[TopicPartition, Offset], now_us: int
+    states: States,
+    group: str,
+    state: GroupState,
+    offsets: Mapping[TopicPartition, Offset],
+    now_us: int,
+    *,
+    without_gone: bool = False,
 ) -> None:
-    """Raises GuardMoved: the group has another state by now."""
-    if offsets:
-        groups.commit_offsets(states.session, group, offsets, now_us, states.guards(group, state))
+    """Write offsets if the group has this state.
+
+    Args:
+        without_gone: leave out those of topics that were deleted, perhaps made anew.
+
+    Raises:
+        GuardMoved: the group has another state by now.
+        UnknownTopicId: there is no topic with the id of one; the group may learn it later than a reader.
+    """
+    while offsets:
+        try:
+            guards = states.guards(group, state)
+            groups.commit_offsets(states.session, group, offsets, now_us, guards, of_present_topics=True)
+            return
+        except groups.GuardMoved as moved:
+            gone = [p for p, each in offsets.items() if paths.partitions(p.topic, each.topic_id) == moved.path]
+            if not gone:
+                raise
+            if not without_gone:
+                gone_id = offsets[gone[0]].topic_id.hex()
+                raise UnknownTopicId(topic_id=f"{gone_id} ('{gone[0].topic}')") from None
+            offsets = {partition: offset for partition, offset in offsets.items() if partition not in gone}

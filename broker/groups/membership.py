@@ -12,14 +12,14 @@ what it has read, also while no member reads it: the only reader of a topic may 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from broker.groups.states import States
 from broker.replica.metadata import Metadata
 from kafkalog.assignors import ASSIGNORS
 from kafkalog.clock import Clock
-from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge, InvalidRequest
+from kafkalog.errors import AssignorDiffers, GroupKindDiffers, GroupTooLarge, InvalidRequest, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, registry
@@ -77,7 +77,7 @@ class Groups:
             after = replace(state, number=epoch)
             if not is_same or (state.kind, state.assignor) != (kind, assignor):
                 there = self._with_topics_of(member)
-                after = self._next(group, after, described, wanted, kind, assignor, there=there)
+                after = self._next(group, after, described, wanted, kind, assignor, there=there, is_sure=True)
             after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
             members.check_room_for_claims(group, after)
             describe = members.create_member if seat is None else members.describe_member
@@ -139,9 +139,24 @@ class Groups:
         def change(state: GroupState) -> None:
             described = self._described(group, state)
             after = self._next(group, state, described, described, state.kind, state.assignor, is_sure=True)
-            if replace(after, generation=state.generation) != state:
+            if replace(after, generation=state.generation) == state:
+                return
+            try:
                 members.check_room_for_claims(group, after)
-                self.states.write(group, state, after)
+            except GroupTooLarge:
+                there = {
+                    name: topic._replace(partitions=min(topic.partitions, known.partitions))
+                    for name, topic in after.topics.items()
+                    if (known := state.topics.get(name)) is not None
+                }
+                after = self._next(
+                    group, state, described, described, state.kind, state.assignor, there=there, is_sure=True
+                )
+                if replace(after, generation=state.generation) == state:
+                    raise
+                # What has gone or was made anew, at least, without what has grown.
+                members.check_room_for_claims(group, after)
+            self.states.write(group, state, after)
 
         self.states.change(group, change, is_own=True)
 
@@ -228,16 +243,21 @@ class Groups:
         return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in self._metadata.topics.items()}
 
     def _with_topics_of(self, member: Member) -> dict[str, Topic]:
-        """All topics that this broker knows, and those that it does not know yet and a member may subscribe to: what is
-        there before the first member is not new to the group."""
-        there = self._topics()
+        """All topics as this broker knows them, but those to which a member subscribes as they are now: what is there
+        before the first member is not new to the group."""
         names = registry.topic_names(self._session) if member.pattern else member.topics
-        return there | self._ask([name for name in names if name not in there])
+        [subscribed] = members.topics_read({member.name: member}, names).values()
+        there = {name: topic for name, topic in self._topics().items() if name not in subscribed}
+        return there | self._ask({name: self._topics().get(name) for name in subscribed})
 
-    def _ask(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of these topics that exist, as ZooKeeper has them now."""
-        found = registry.topics_now(self._session, names)
-        return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in found.items()}
+    def _ask(self, known: Mapping[str, Topic | None]) -> dict[str, Topic]:
+        """Those of these topics that exist, as ZooKeeper has them now; one that cannot be read is as it was known."""
+        now: dict[str, Topic] = {}
+        for name, found in registry.topics_now(self._session, known).items():
+            topic = known[name] if isinstance(found, UnreadableZnode) else Topic(found.topic_id, len(found.replicas))
+            if topic is not None:
+                now[name] = topic
+        return now
 
     def _begin_new(self, group: str, state: GroupState, topics: Mapping[str, Topic], *, is_running: bool) -> None:
         """Commit offset 0 for partitions that are new to a group, which has these topics now."""
@@ -251,7 +271,8 @@ class Groups:
                 new[TopicPartition(name, number)] = groups.Offset(0, topic.topic_id)
         if new:
             guards = self.states.guards(group, state)  # what is new to an old state may have offsets by now
-            groups.commit_offsets(self._session, group, new, self._clock.now_us(), guards, only_new=True)
+            now_us = self._clock.now_us()
+            groups.commit_offsets(self._session, group, new, now_us, guards, only_new=True, of_present_topics=True)
 
 
 _NO_SEAT = Seat(0)

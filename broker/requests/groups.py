@@ -25,7 +25,6 @@ from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import Committed, Offset
 from kafkalog.zk.members import GroupState, Lease, Member
 from kafkalog.zk.registry import TopicRecord
-from kafkalog.zk.session import ZooKeeperSession
 
 ORIGIN = ("subscription", "host", "process", "client_id")
 """The texts by which a member describes itself to people."""
@@ -60,7 +59,7 @@ def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.Com
     session = host.metadata.session
     found = groups.committed(session, request.group, None, request.topics)
     if not request.any_id:
-        found = _of_present_topics(session, found)
+        found = _of_present_topics(host, found)
     reply = pb.CommittedOffsetsReply()
     for (topic, number), each in sorted(found.items()):
         reply.offsets.add(topic=topic, partition=number, offset=each.offset, topic_id=each.topic_id)
@@ -104,7 +103,7 @@ def describe_group(request: pb.DescribeGroupRequest, host: Host, states: States)
         told.share.extend(shares_of(seat.share))
         told.owned.extend(shares_of(seat.claims))
         reply.members.append(told)
-    found = _of_present_topics(session, groups.committed(session, group, None))
+    found = _of_present_topics(host, groups.committed(session, group, None))
     for (topic, number), each in sorted(found.items()):
         reply.offsets.add(topic=topic, partition=number, offset=each.offset, committed_us=each.committed_us)
     return reply
@@ -192,16 +191,15 @@ def leader_epoch(topic: TopicRecord, number: int) -> int:
     return 0 if state is None else state.leader_epoch
 
 
-def _of_present_topics(
-    session: ZooKeeperSession, found: Mapping[TopicPartition, Committed]
-) -> dict[TopicPartition, Committed]:
-    """Offsets of topics that exist now: what this broker knows of them may be old."""
-    topics = registry.topics_now(session, {partition.topic for partition in found})
-    return {
-        partition: each
-        for partition, each in found.items()
-        if (topic := topics.get(partition.topic)) is not None and topic.topic_id == each.topic_id
-    }
+def _of_present_topics(host: Host, found: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, Committed]:
+    """Offsets of topics that exist now: what this broker knows of them may be old, and counts only if they cannot be
+    read."""
+    ids: dict[str, bytes] = {}
+    for name, topic in registry.topics_now(host.metadata.session, {partition.topic for partition in found}).items():
+        known = host.metadata.topics.get(name) if isinstance(topic, UnreadableZnode) else topic
+        if known is not None:
+            ids[name] = known.topic_id
+    return {partition: each for partition, each in found.items() if ids.get(partition.topic) == each.topic_id}
 
 
 def claimant_of(given: pb.Membership) -> Claimant:

@@ -106,15 +106,17 @@ def commit_offsets(
     guards: Sequence[Check] = (),
     *,
     only_new: bool = False,
+    of_present_topics: bool = False,
 ) -> None:
     """Write a group's offsets in atomic multis of up to 500 operations. More than fit one are not written atomically.
 
     Args:
         guards: the offsets are written only if these znodes have these versions.
         only_new: write no offset where the group has one of the topic with that id.
+        of_present_topics: the offsets are written only if there are topics with their ids.
 
     Raises:
-        GuardMoved: a guard does not hold.
+        GuardMoved: a guard does not hold; the znode of `paths.partitions`: a topic was deleted.
         GroupBusy: others commit the same partitions all the time.
         ZooKeeperUnreachable: it is unknown whether the offsets were written. They are not written any more after
             another commit of the same partitions.
@@ -122,7 +124,11 @@ def commit_offsets(
     numbered = sorted(offsets.items())
     step = MULTI_MAX - len(guards)
     for start in range(0, len(numbered), step):
-        _write(session, group, dict(numbered[start : start + step]), now_us, guards, only_new)
+        some, checks = dict(numbered[start : start + step]), list(guards)
+        if of_present_topics:
+            ids = {(topic, offset.topic_id) for (topic, _), offset in some.items()}
+            checks += [Check(paths.partitions(*each), 0) for each in sorted(ids)]
+        _write(session, group, some, now_us, checks, only_new)
 
 
 def _write(

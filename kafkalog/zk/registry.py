@@ -14,7 +14,7 @@ from typing import Any
 from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.zk import paths
-from kafkalog.zk.content import fields_of, to_json
+from kafkalog.zk.content import fields_of, read_each, to_json
 from kafkalog.zk.session import (
     MULTI_MAX,
     BadVersion,
@@ -242,12 +242,16 @@ def read_topic(session: ZooKeeperSession, name: str, watch: Watch | None = None)
     return replace(topic, states=states)
 
 
-def topics_now(session: ZooKeeperSession, names: Iterable[str]) -> dict[str, TopicRecord]:
-    """Those of these topics that exist, without the states of their partitions."""
-    listed = list(names)
-    found = session.get_many([paths.topic(name) for name in listed])
-    topics = {name: _parse_topic(name, *each) for name, each in zip(listed, found, strict=True) if each is not None}
-    return {name: topic for name, topic in topics.items() if not topic.deleted}
+def topics_now(session: ZooKeeperSession, names: Iterable[str]) -> dict[str, TopicRecord | UnreadableZnode]:
+    """Those of these topics that exist, without the states of their partitions. One that cannot be read hides no
+    other."""
+
+    def read(some: Sequence[str]) -> list[TopicRecord | None]:
+        found = session.get_many([paths.topic(name) for name in some])
+        topics = [None if each is None else _parse_topic(name, *each) for name, each in zip(some, found, strict=True)]
+        return [None if topic is None or topic.deleted else topic for topic in topics]
+
+    return {name: topic for name, topic in read_each(read, list(names)).items() if topic is not None}
 
 
 def _parse_topic(name: str, content: bytes, stat: Any) -> TopicRecord:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.groups import membership
-from broker.groups.claims import commit, seat_of
+from broker.groups.claims import commit, commit_unclaimed, release, seat_of
 from kafkalog.errors import (
     AssignorDiffers,
     GroupBusy,
@@ -18,13 +18,14 @@ from kafkalog.errors import (
     InvalidRequest,
     MemberFenced,
     UnknownMember,
+    UnknownTopicId,
 )
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM, GroupState, Member, Topic
 from kafkalog.zk.session import REQUEST_BYTES_MAX, Create
-from tests.between import ahead
+from tests.between import ahead, amid
 from tests.broker.groups.sides import Side, partitions, shares_of
 from tests.threads import join_all
 
@@ -618,6 +619,70 @@ def test_a_stream_that_its_broker_does_not_know_yet_keeps_its_place(new_side: Ca
     before = side.state()
     assert late.join("s", kind=STREAM, assignor="")[1] == epoch
     assert side.state() == before
+
+
+def test_a_group_that_was_away_knows_the_topic_that_was_made_anew_when_it_comes_back(side: Side) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    side.groups.leave("g", "a")
+    side.delete_topic("t")
+    topic_id = side.new_topic("t", 1)
+    [where] = partitions("t", 0)
+    commit_unclaimed(side.states, "g", {where: Offset(5, topic_id)}, 1)
+    side.join("a", "t")
+    assert side.state().topics == {"t": Topic(topic_id, 1)}
+    found = side.claimed("a", where)[where].committed
+    assert found is not None and found.offset == 5
+
+
+def test_a_commit_of_the_old_topic_amid_a_refresh_leaves_the_start_of_the_one_made_anew(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = side.new_topic("t", 1)
+    side.join("a", "t")
+    [where] = partitions("t", 0)
+    number = side.claimed("a", where)[where].number
+    claimant = side.claimant("a")
+    side.delete_topic("t")
+    side.new_topic("t", 1)
+
+    def commit_of_old() -> None:
+        with pytest.raises(UnknownTopicId):
+            commit(side.states, claimant, {where: Offset(8, old, 0, number, 1)}, 1)
+
+    amid(monkeypatch, groups, "commit_offsets", commit_of_old)
+    monkeypatch.setattr(side.states._group("g"), "lock", threading.RLock())  # as at another broker
+    side.groups.refresh("g")
+    assert side.committed() == {where: 0}
+
+
+def test_a_release_of_a_topic_that_was_made_anew_ends_the_claim_and_writes_nothing(side: Side) -> None:
+    old = side.new_topic("t", 1)
+    side.join("a", "t")
+    [where] = partitions("t", 0)
+    number = side.claimed("a", where)[where].number
+    side.delete_topic("t")
+    side.new_topic("t", 1)
+    release(side.states, side.claimant("a"), {where: number}, {where: Offset(8, old, 0, number, 1)}, 1)
+    assert (side.owners(), side.committed()) == ({}, {})
+
+
+def test_a_group_without_room_for_what_has_grown_still_learns_what_has_gone(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grows", "goes"):
+        side.new_topic(name, 900)
+    side.join("a", "grows", "goes")
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", 0)
+    with pytest.raises(GroupTooLarge) as raised:
+        members.check_room_for_claims("g", side.state())
+    monkeypatch.setattr(members, "STATE_BYTES_MAX", raised.value.facts["size"])
+    side.grow("grows", 9000)
+    side.delete_topic("goes")
+    side.groups.refresh("g")
+    assert side.shares() == {"a": partitions("grows", *range(900))}
+    with pytest.raises(GroupTooLarge):
+        side.groups.refresh("g")
 
 
 # --- a state that does not fit its znode

@@ -96,11 +96,11 @@ def overtake(monkeypatch: pytest.MonkeyPatch, broker: RunningBroker, always: boo
     """Have the group change before the offsets are written, in the first attempt or in each."""
     commit, session = groups.commit_offsets, session_of(broker)
 
-    def after_another_joins(*given: Any) -> None:
+    def after_another_joins(*given: Any, **named: Any) -> None:
         if not always:
             monkeypatch.setattr(groups, "commit_offsets", commit)
         session.set(paths.group("g"), session.get(paths.group("g"))[0])
-        commit(*given)
+        commit(*given, **named)
 
     monkeypatch.setattr(groups, "commit_offsets", after_another_joins)
 
@@ -231,6 +231,17 @@ def test_offsets_of_a_topic_made_anew_are_not_those_of_the_one_that_a_broker_kno
     broker.new_topic("t")
     monkeypatch.setattr(Metadata, "topics", {"t": topic})
     assert committed(broker) == []
+
+
+def test_a_topic_that_cannot_be_read_hides_no_offset(broker: RunningBroker) -> None:
+    for name in "ut":
+        broker.new_topic(name)
+        offset = bpb.GroupOffset(topic=name, offset=5)
+        broker.stub.CommitOffsets(bpb.CommitOffsetsRequest(group="g", offsets=[offset]), timeout=30)
+    session_of(broker).set(paths.topic("u"), b"no JSON")
+    reply = broker.stub.CommittedOffsets(bpb.CommittedOffsetsRequest(group="g"), timeout=30)
+    assert [(each.topic, each.offset) for each in reply.offsets] == [("t", 5), ("u", 5)]
+    join(broker, "one", pattern="[tu]")
 
 
 # --- groups
