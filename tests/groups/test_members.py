@@ -1575,7 +1575,7 @@ def test_a_close_waits_for_an_on_revoked_of_a_thread_that_reads(cluster: LocalCl
             while one.poll(0.1) is None and not one._fetcher.closed:
                 pass
         assert committed == [1]
-        assert list(admin.committed(tested).values()) == [1]
+        assert 1 in admin.committed(tested).values()
 
 
 def test_who_subscribes_while_its_consumer_closes_is_no_member(cluster: LocalCluster, tested: str) -> None:
