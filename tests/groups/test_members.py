@@ -616,11 +616,10 @@ def test_who_closes_in_a_callback_after_the_lease_has_ended_is_told_what_is_lost
     with member(cluster, tested) as other:
         waited_for(lambda: partitions_of(other) == [0, 1])
         with member(cluster, tested, noting(told) | {"on_assigned": close}) as one:
-            waited_for(lambda: bool(told) or bool(other.poll(0)) or bool(one.poll(0)))
+            waited_for(lambda: (other.poll(0), one.poll(0), bool(told))[-1])
             other.close()
-            while not one._closing:
-                with suppress(Closed):
-                    one.poll(0.1)
+            with suppress(Closed):
+                waited_for(lambda: one.poll(0.1) is None and one._closing)
     assert told[0][0] == told[1][0] == "assigned"
     assert [what for what, _ in told[2:]] == ["lost"] and told[0][1][0] in told[2][1]
 
