@@ -247,8 +247,9 @@ class Groups:
         before the first member is not new to the group."""
         names = registry.topic_names(self._session) if member.pattern else member.topics
         [subscribed] = members.topics_read({member.name: member}, names).values()
-        there = {name: topic for name, topic in self._topics().items() if name not in subscribed}
-        return there | self._ask({name: self._topics().get(name) for name in subscribed})
+        known = self._topics()
+        now = self._ask({name: known.pop(name, None) for name in subscribed})
+        return known | now
 
     def _ask(self, known: Mapping[str, Topic | None]) -> dict[str, Topic]:
         """Those of these topics that exist, as ZooKeeper has them now; one that cannot be read is as it was known."""

@@ -187,7 +187,7 @@ def keep_member(request: pb.KeepMemberRequest, groups: Groups, host: Host) -> pb
             first = claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
         except UnknownMember:  # it lapsed meanwhile
             continue
-        described = members.read_members(groups.states.session, group, [first]).get(first, member)
+        described = members.read_members(groups.states.session, group, [first]).get(first, Member(first))
         [lease] = members.read_leases(groups.states.session, [(group, first)])
         return pb.KeepMemberReply(first=member_to_wire(described, lease, lease.renewed_ms if lease else 0))
 

@@ -715,10 +715,6 @@ class _Showing:
             self._stop_reading(self._consumer.assignment())  # also what was let go as Ctrl-C came
             self._pipe.wait_until_read(self._hand_over)
         self._commit()
-        if self._group is not None and self._read.offsets and not self._has_begun():
-            others = len(self._admin.describe_group(self._group).members) > 1
-            if others:  # they are to go on here, not at the ends as they are then
-                self._commit_offsets(self._read.offsets)
 
     def _hand_over(self) -> None:
         """Let other members have the partitions that they are to read; the consumer calls back where it is asked."""

@@ -108,7 +108,8 @@ def commit_offsets(
     only_new: bool = False,
     of_present_topics: bool = False,
 ) -> None:
-    """Write a group's offsets in atomic multis of up to 500 operations. More than fit one are not written atomically.
+    """Write the offsets of a group that exists (`members.make_group`) in atomic multis of up to 500. More than fit one
+    are not written atomically.
 
     Args:
         guards: the offsets are written only if these znodes have these versions.
@@ -145,7 +146,7 @@ def _write(
         operations: list[Operation] = list(guards)
         if None in present:
             above = {paths.group_topic_offsets(group, topic) for topic, _ in offsets}
-            parents = [paths.group(group), paths.group_offsets(group), *sorted(above)]
+            parents = [paths.group_offsets(group), *sorted(above)]
             stats = session.stats(parents)
             operations += [Create(path) for path, stat in zip(parents, stats, strict=True) if stat is None]
         for path, offset, found in zip(wanted, offsets.values(), present, strict=True):

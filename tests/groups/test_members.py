@@ -593,10 +593,12 @@ def test_an_error_of_a_callback_in_consume_is_raised_also_if_messages_have_come(
                 )
             )
             grown.start()
-            with pytest.raises(InvalidArgument, match="-1001"):
-                one.consume(3, 60)
-            assert [message.offset for message in one.consume(2, 30)] == [0, 1]
-            join_all([grown], 60)
+            try:
+                with pytest.raises(InvalidArgument, match="-1001"):
+                    one.consume(3, 60)
+                assert [message.offset for message in one.consume(2, 30)] == [0, 1]
+            finally:
+                join_all([grown], 60)
 
 
 def test_who_closes_in_a_callback_after_the_lease_has_ended_is_told_what_is_lost(
@@ -1465,64 +1467,63 @@ def no_threads_left() -> Iterator[None]:
     join_all([t for t in threading.enumerate() if t.name in names and t not in before], 30)
 
 
+_LEAVING = tuple(f"consumer/{each}.py" for each in ("consumer", "membership", "callbacks"))
+
+
+def new_members(cluster: LocalCluster, topic: str, admin: Admin) -> Iterator[tuple[int, Consumer]]:
+    """Members of groups of their own, one after the other, with their numbers. Each has to have left, by all that the
+    brokers know, before the next one comes."""
+    for number in range(1000):
+        group = f"{topic}.{number}"
+        one = Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", session_timeout_ms=60_000)
+        one.subscribe(topic)
+        assert one.poll(30)
+        yield number, one
+        one.close()
+        waited_for(
+            lambda group=group: not admin.describe_group(group).members,  # type: ignore[misc]
+            otherwise=f"what came at place {number} left a member",
+        )
+    raise AssertionError("there are more places than that")
+
+
 @pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])
 def test_an_interrupt_of_leaving_leaves_no_member_once_the_consumer_is_closed(
     cluster: LocalCluster, tested: str, how: str
 ) -> None:
-    group = ""
-
-    def has_left() -> bool:
-        return not admin.describe_group(group).members
-
+    was_interrupted = True
     with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
-        for number in range(1000):
-            group = f"{tested}.{number}"
-            one = Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", session_timeout_ms=60_000)
-            one.subscribe(tested)
-            assert one.poll(30)
+        for number, one in new_members(cluster, tested, admin):
+            if not was_interrupted:
+                one.close()
+                return
             call = partial(one.subscribe, tested) if how == "subscribe" else getattr(one, how)
-            modules = ("consumer", "membership", "callbacks")
-            was_interrupted = interrupted_at(number, call, *(f"consumer/{each}.py" for each in modules))
+            was_interrupted = interrupted_at(number, call, *_LEAVING)
             with suppress(Closed, InvalidArgument):
                 one.poll(0.01)
-            one.close()
-            waited_for(has_left, otherwise=f"after an interrupt at place {number} it did not leave")
-            if not was_interrupted:
-                return
-    raise AssertionError("there are more places than that")
 
 
 @pytest.mark.parametrize(("how", "above"), [("close", "close"), ("subscribe", "close"), ("subscribe", "subscribe")])
 def test_a_signal_handler_anywhere_above_a_call_that_leaves_has_the_last_word(
     cluster: LocalCluster, tested: str, how: str, above: str
 ) -> None:
-    group = ""
-
-    def has_left() -> bool:
-        return not admin.describe_group(group).members
+    was_interrupted = True
 
     def call(consumer: Consumer, what: str) -> None:
         with suppress(Closed):
             consumer.close() if what == "close" else consumer.subscribe(tested)
 
     with Admin(cluster.bootstrap_servers) as admin, no_threads_left():
-        for number in range(1000):
-            group = f"{tested}.{number}"
-            one = Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", session_timeout_ms=60_000)
-            one.subscribe(tested)
-            assert one.poll(30)
-            modules = ("consumer", "membership", "callbacks")
-            files = [f"consumer/{each}.py" for each in modules]
-            was_interrupted = interrupted_at(number, partial(call, one, how), *files, handler=partial(call, one, above))
+        for number, one in new_members(cluster, tested, admin):
+            if not was_interrupted:
+                one.close()
+                return
+            handler = partial(call, one, above)
+            was_interrupted = interrupted_at(number, partial(call, one, how), *_LEAVING, handler=handler)
             if how == above == "subscribe":
                 one.poll(0)  # it is subscribed
             else:
                 assert one._fetcher._let_go_of or not was_interrupted, number
-            one.close()
-            waited_for(has_left, otherwise=f"after a handler's call at place {number} it did not leave")
-            if not was_interrupted:
-                return
-    raise AssertionError("there are more places than that")
 
 
 def committing(committed: list[int], meanwhile: Callable[[Consumer], object]) -> Callback:

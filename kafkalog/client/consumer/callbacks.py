@@ -191,10 +191,10 @@ class Callbacks:
             while self._calls and not self._is_ending():
                 self._changed.wait(_LOOK_SECONDS)  # an interrupt may take the notice with it
 
-    def wait_returned(self, is_ending: Callable[[], bool]) -> None:
+    def wait_returned(self) -> None:
         """Wait until none runs, or until the end."""
         with self._changed:
-            while self._serving is not None and not is_ending():
+            while self._serving is not None and not self._is_ending():
                 self._changed.wait(_LOOK_SECONDS)
 
     def finish(self, callback: Callback | None) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings
-from kafkalog.client.consumer.brokers import Brokers
+from kafkalog.client.consumer.brokers import PAUSE_SECONDS, Brokers
 from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease, Named
 from kafkalog.client.consumer.fetcher import Source
@@ -63,7 +63,6 @@ log = get_logger(__name__)
 
 _MARGIN = 0.1
 """Of the session timeout: what clocks may differ in speed, and a message may take from the check to the application."""
-_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
@@ -265,7 +264,7 @@ class Membership:
     # --- the lease
 
     def _keep_lease(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause = PAUSE_SECONDS
         wait = 0.0
         while not self._closing.wait(wait):
             with self._lock:
@@ -287,7 +286,7 @@ class Membership:
             except KafkalogError:
                 wait, pause = pause, min(pause * 2, _PAUSE_SECONDS_MAX, self._session_seconds / 10)
             else:
-                pause = _PAUSE_SECONDS
+                pause = PAUSE_SECONDS
                 if self._lease.has_ended():  # who noticed it has dropped a record already
                     self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 with self._lock:
@@ -307,7 +306,7 @@ class Membership:
     # --- news
 
     def _follow(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause = PAUSE_SECONDS
         while not self._closing.is_set():
             with self._lock:
                 self._changed.wait_for(
@@ -334,8 +333,8 @@ class Membership:
                     self._changed.notify_all()
             else:
                 if generation < 0 or reply.news.generation < generation:  # perhaps the broker has not heard of it
-                    self._closing.wait(_PAUSE_SECONDS)
-                pause = _PAUSE_SECONDS
+                    self._closing.wait(PAUSE_SECONDS)
+                pause = PAUSE_SECONDS
                 with self._lock:
                     if self._is_me(me) and sorted(self._waiting) == waiting:
                         self._take_news(reply.news)
@@ -369,12 +368,12 @@ class Membership:
                 self._changed.notify_all()
 
     def _follow_changes(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause = PAUSE_SECONDS
         failure: KafkalogError | None = None
         while not self._is_ending():
             try:
                 self._step()
-                pause = _PAUSE_SECONDS
+                pause = PAUSE_SECONDS
                 with self._lock:
                     if failure is not None and self._error is failure:
                         self._error = None
@@ -471,7 +470,7 @@ class Membership:
     def _lose(self) -> None:
         """Drop everything, as others may own it; but not from under a callback that runs, which may seek in it."""
         self._lease.end = -1.0
-        self.callbacks.wait_returned(self._is_ending)
+        self.callbacks.wait_returned()
         error, lost = self._lost, self._told()
         self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:
@@ -864,7 +863,7 @@ class Membership:
                 self._lost = UnknownMember(group=self._group, member=self._name)
             self._lose()
             while not self._reading and self._asked_at < left_at and not self._is_ending():
-                self._pause(_PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
+                self._pause(PAUSE_SECONDS)  # who asks for a record takes no lock to tell it
 
     # --- the end
 
@@ -936,7 +935,7 @@ class Membership:
     def _wait_for_others(self, seconds: float) -> None:
         """Wait for callbacks that run in other threads, which may commit; and for the member's thread, which may end a
         claim. They may not get on if this is a signal's handler above a thread that has the fetcher's lock."""
-        patience = _PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else seconds
+        patience = PAUSE_SECONDS if self._cursors.fetcher.is_interrupted() else seconds
         end = time.monotonic() + patience
         with self._lock:
             self._changed.wait_for(lambda: not self.callbacks.are_served_elsewhere(), patience)

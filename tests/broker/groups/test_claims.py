@@ -20,7 +20,7 @@ from kafkalog.errors import (
     ZooKeeperUnreachable,
 )
 from kafkalog.records import TopicPartition
-from kafkalog.zk import groups
+from kafkalog.zk import groups, members
 from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import STREAM, GroupState
 from kafkalog.zk.session import ZooKeeperSession
@@ -496,6 +496,7 @@ def test_a_reader_that_is_no_member_commits_nothing_once_one_has_joined(
     topic_id = side.new_topic("t", 1)
     other.learn()
     if is_there:
+        members.make_group(side.session, "g")
         groups.commit_offsets(side.session, "g", {P1: Offset(1, topic_id)}, 1)
     ahead(monkeypatch, side.session, "multi", lambda: other.join("a", "t"))
     with pytest.raises(GroupIsSubscribed):

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.groups import waits
+from broker.groups import claims, waits
 from broker.transport.lanes import LANES
 from kafkalog.errors import (
     AssignorDiffers,
@@ -25,6 +25,7 @@ from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import groups, members
 from kafkalog.zk.members import Member
+from tests.between import amid
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.requests.group_calls import (
     claim,
@@ -585,6 +586,20 @@ def test_only_the_first_streams_offsets_are_written(broker: RunningBroker) -> No
     assert committed(broker) == [5]
     leave(broker, "one")
     assert keep(broker, "two", 9, 2) == "two"
+    assert committed(broker) == [9]
+
+
+def test_a_stream_is_told_who_was_first_when_its_offsets_were_not_written_also_if_that_one_has_left(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take its position for published."""
+    broker.new_topic("t")
+    keep(broker, "one", 5)
+    keep(broker, "two", 5)
+    amid(monkeypatch, claims, "commit_as_first", lambda: leave(broker, "one"))
+    assert keep(broker, "two", 9) == "one"
+    assert committed(broker) == [5]
+    assert keep(broker, "two", 9) == "two"
     assert committed(broker) == [9]
 
 

@@ -8,8 +8,8 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -769,6 +769,16 @@ def test_consume_returns_what_it_has_of_a_partition_that_is_to_go(
     asyncio.run(main())
 
 
+@asynccontextmanager
+async def two_of(cluster: LocalCluster, topic: str) -> AsyncIterator[tuple[aio.Consumer, aio.Consumer]]:
+    """Two consumers of a group, of which the other one is assigned the topic's first partition."""
+    async with (
+        aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="b", **BY_NAME) as one,
+        aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="a", **BY_NAME) as other,
+    ):
+        yield one, other
+
+
 async def next_of(consumer: aio.Consumer, way: str, seconds: float) -> tuple[int, int] | None:
     """The partition and offset of the next record; None: it does not come in time."""
     if way == "arrow":
@@ -788,10 +798,7 @@ def test_records_that_came_after_their_call_hold_up_no_partition(
     [where, _] = filled_with(0, cluster, admin, topic)
 
     async def main() -> None:
-        async with (
-            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="b", **BY_NAME) as one,
-            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="a", **BY_NAME) as other,
-        ):
+        async with two_of(cluster, topic) as (one, other):
             await one.subscribe([topic])
             fill(cluster, topic, range(5), partitions=1)
             assert await next_of(one, way, 30) == (0, 0)
@@ -819,10 +826,7 @@ def test_records_that_a_call_has_returned_hold_up_their_partition(
     [where, _] = filled_with(1, cluster, admin, topic)
 
     async def main() -> None:
-        async with (
-            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="b", **BY_NAME) as one,
-            aio.Consumer(cluster.bootstrap_servers, group=topic, client_id="a", **BY_NAME) as other,
-        ):
+        async with two_of(cluster, topic) as (one, other):
             await one.subscribe([topic])
             while await next_of(one, way, 30) != (0, 0):
                 pass

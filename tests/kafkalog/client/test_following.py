@@ -118,7 +118,9 @@ def test_a_slow_broker_is_heard(admin: Admin, monkeypatch: pytest.MonkeyPatch) -
         asked[broker_id] += 1
         answer = call(method, request, broker_id=broker_id, **how)
         if broker_id == 1:
-            time.sleep(3)  # the fault itself: its answers take so long, those of the others are there at once
+            # The fault is the time that passes: longer than between two questions, and than the patience of anything
+            # but the change itself. Nothing happens meanwhile that could end it.
+            time.sleep(3)
         return answer
 
     monkeypatch.setattr(admin._cluster, "call", late)
