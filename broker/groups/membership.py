@@ -227,8 +227,8 @@ class Groups:
         self, there: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member], *, is_sure: bool
     ) -> dict[str, Topic]:
         """The topics that a group has read or that members read. This broker may know less than the one that made the
-        last generation: a topic keeps the partitions that it had, unless it was created again, and it is gone only if
-        that is sure."""
+        last generation, or less of late: a topic keeps the partitions that it had, unless it was created again; it is
+        gone only if that is sure, and new only if it is still there."""
         doubtful: dict[str, Topic] = {}
         for name, known in state.topics.items():
             found = there.get(name)
@@ -236,7 +236,11 @@ class Groups:
                 doubtful[name] = known
         there = {name: topic for name, topic in there.items() if name not in doubtful}
         there |= self._ask(doubtful) if is_sure else doubtful
-        return _of_group(there, state, wanted)
+        topics = _of_group(there, state, wanted)
+        new = {name: topic for name, topic in topics.items() if name not in state.topics}
+        if new:
+            topics = {name: topic for name, topic in topics.items() if name not in new} | self._ask(new)
+        return topics
 
     def _topics(self) -> dict[str, Topic]:
         """All topics that this broker knows."""

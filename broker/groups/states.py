@@ -1,10 +1,10 @@
 """The states of groups, as this broker reads and changes them. Decides nothing.
 
 A state is read once for each change that ZooKeeper reports, however many members ask for it. So it may be old, by as
-much as this broker is late or cut off. What is decided from it is written as a compare-and-set on its version, or with
-a check of it. A decision that writes nothing, such as a refusal, is answered only after a check that the group still
-has that state: another broker may have answered otherwise before. Where that fails, it is decided again from a fresh
-state.
+much as this broker is late. A broker that knows that it is cut off from ZooKeeper has none. What is decided from a
+state is written as a compare-and-set on its version, or with a check of it. A decision that writes nothing, such as a
+refusal, is answered only after a check that the group still has that state: another broker may have answered otherwise
+before. Where that fails, it is decided again from a fresh state.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class States:
         self.session = session
         self._lock = threading.Lock()  # guards what follows, and of each group what its own locks do not; comes last
         self._groups: dict[str, _Group] = {}
-        session.on_state(self._reconnected)
+        session.on_state(self._connection_changed)
 
     def read(self, group: str) -> GroupState:
         """A group's state, perhaps a moment old; of version -1 if it does not exist. Raises UnreadableZnode."""
@@ -289,10 +289,10 @@ class States:
         """A watch."""
         self._forget_group(path[len(paths.CONSUMERS) + 1 :])
 
-    def _reconnected(self, connected: bool, session_is_new: bool) -> None:
-        """Watches are lost with the connection, so everything is read again."""
-        if connected:
-            self.wake_all()
+    def _connection_changed(self, connected: bool, session_is_new: bool) -> None:
+        """Watches are lost with the connection, so everything is read again. As long as this broker has none, whoever
+        asks or waits for a state gets an error, and turns to another broker."""
+        self.wake_all()
 
     def wake_all(self) -> None:
         """Make everybody who waits look again."""

@@ -4,7 +4,8 @@ The position is Spark's: the start that Spark passes to `latestOffset`, and the 
 everything before them is processed. A thread writes it, through a broker, to ZooKeeper, and renews the stream's place
 among the group's live members. Of several members only the first publishes; the others log a warning and take over when
 it has ended. Nothing here slows a query or fails it: a failure is logged once until it passes, and the next renewal
-tries again.
+tries again. But a stream that meets subscribed consumers in its group publishes nothing any more: they may be away for
+a moment later, and would go on at its position instead of theirs.
 
 Spark ends the process of a source without notice. A member that is not renewed expires after 10 s. A successor on the
 same machine does not wait for that, because it sees that the process has ended.
@@ -21,6 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kafkalog.errors import GroupKindDiffers
 from kafkalog.events import get_logger
 from pyspark_kafkalog import processes
 from pyspark_kafkalog.offsets import PartitionOffsets
@@ -39,6 +41,8 @@ _PUBLISH_EVERY_S = 0.2
 _FINISH_S = 5.0
 _END_S = 1.0
 _LAST_ATTEMPTS = 5
+_KILLED_S = 30.0
+"""Consumers that are still members after so long were not killed before the stream began."""
 
 
 class Progress:
@@ -65,11 +69,13 @@ class Progress:
         self._asked = self._answered = 0
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._written: PartitionOffsets = {}  # the thread's own, as are the next four
+        self._written: PartitionOffsets = {}  # the thread's own, as are the next six
         self._renewed_s = 0.0
         self._order = 0
         self._is_first: bool | None = None
         self._failing = False
+        self._refused_s: float | None = None  # when consumers were met first
+        self._has_given_up = False
         self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
 
     def after(self, task: Callable[[], None]) -> None:
@@ -156,6 +162,8 @@ class Progress:
 
     def _publish(self, position: PartitionOffsets, topic_ids: Mapping[str, bytes]) -> bool:
         """Renew the membership, and write the position if the group's is ours to write. False if that failed."""
+        if self._has_given_up:
+            return True
         if time.monotonic() > self._renewed_s + _LEASE_S:  # another member may have come and gone meanwhile
             self._written = {}
         try:
@@ -171,10 +179,13 @@ class Progress:
             if first.name != me.name and processes.has_ended(first.process):
                 leave_group(self._cluster, self._group, first.name)
                 first = keep_member(self._cluster, self._group, me, news, topic_ids, self._order)
+        except GroupKindDiffers as error:
+            self._met_consumers(error)
+            return False
         except Exception as error:
             self._failed(error)
             return False
-        self._failing = False
+        self._failing, self._refused_s = False, None
         self._renewed_s = time.monotonic()
         self._is_first, was_first = first.name == me.name, self._is_first
         if self._is_first:
@@ -204,6 +215,19 @@ class Progress:
             reads=first.subscription,
             effect="this query's progress is not published; give it a group of its own with kafkalog.group.id",
         )
+
+    def _met_consumers(self, error: GroupKindDiffers) -> None:
+        self._failed(error)
+        if self._refused_s is None:
+            self._refused_s = time.monotonic()
+        if time.monotonic() >= self._refused_s + _KILLED_S:
+            self._has_given_up = True
+            log.warning(
+                "group_is_read_by_consumers",
+                group=self._group,
+                effect="this query's progress is not published until it is started again; give it a group of its own "
+                "with kafkalog.group.id",
+            )
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from kafkalog import Consumer
+from kafkalog import Consumer, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.errors import GroupKindDiffers
 from kafkalog.records import Message
+from pyspark_kafkalog.read import group_publisher
 from tests.pyspark_kafkalog.live import EVERYTHING, Live
 from tests.waiting import waited_for
 
@@ -87,6 +90,40 @@ def test_a_group_has_members_of_one_kind_at_a_time(live: Live) -> None:
         assert json.loads(json.dumps(end)) == {topic: {"0": 5}}
         assert len(live.admin.describe_group(group).members) == 1
         late.stop()
+
+
+@pytest.mark.parametrize("were_killed", [True, False])
+def test_a_query_that_meets_consumers_in_its_group_takes_it_over_only_if_they_were_killed_before(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, were_killed: bool
+) -> None:
+    """An application that restarts is away for a moment, and goes on at its own offsets."""
+    topic = live.topic(20)
+    group = f"met-{topic}"
+    monkeypatch.setattr(group_publisher, "_PUBLISH_EVERY_S", 0.01)
+    monkeypatch.setattr(group_publisher, "RENEW_S", 0.05)
+    monkeypatch.setattr(group_publisher, "_KILLED_S", 600.0 if were_killed else 0.5)
+    partition = TopicPartition(topic, 0)
+    with closing(Cluster(live.servers)) as cluster:
+        told = group_publisher.Progress(cluster, group, "here")
+        with Consumer(live.servers, group=group, auto_offset_reset="earliest") as consumer:
+            consumer.subscribe(topic)
+            assert len(consumer.consume(5, timeout=60)) == 5
+            consumer.commit({partition: 5})
+            told.at({partition: 20})
+            waited_for(lambda: "group_progress_not_published" in caplog.text)
+            if not were_killed:
+                waited_for(lambda: "group_is_read_by_consumers" in caplog.text)
+        if were_killed:
+            waited_for(lambda: live.admin.committed(group) == {partition: 20})
+            told.finish()
+            return
+        for number in range(3):
+            told.at({partition: 10 + number})
+            waited_for(lambda: told._answered == told._asked)
+        told.finish()
+        assert live.admin.committed(group) == {partition: 5}
+        assert live.admin.describe_group(group).kind == "consumer"
+        assert caplog.text.count("group_is_read_by_consumers") == 1
 
 
 def _polled(consumer: Consumer) -> list[Message]:

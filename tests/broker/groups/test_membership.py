@@ -527,6 +527,25 @@ def test_a_broker_that_knows_a_topic_of_before_does_not_bring_it_back(new_side: 
     assert side.committed() == {}
 
 
+def test_a_broker_that_has_not_heard_of_a_deletion_changes_the_groups_of_a_pattern(
+    new_side: Callable[[], Side],
+) -> None:
+    behind, side = new_side(), new_side()
+    for name in ("t1", "t2"):
+        side.new_topic(name, 2)
+    behind.learn()
+    for name in ("a", "b", "c"):
+        side.join(name, pattern="t.*")
+    side.delete_topic("t2")
+    side.groups.refresh("g")
+    behind.groups.refresh("g")
+    assert behind.groups.lapse("g", {"a": 0}) == ["a"]
+    behind.groups.leave("g", "b")
+    behind.join("d", pattern="t.*")
+    assert owned_once(side.state(), ("t1", 2))
+    assert set(side.state().topics) == {"t1"}
+
+
 def test_a_stream_is_assigned_nothing(side: Side) -> None:
     side.new_topic("t", 2)
     side.join("s", kind=STREAM, assignor="")
