@@ -40,7 +40,8 @@ def test_without_descriptors_the_connections_there_are_continue_and_new_ones_wai
         waiting = [stack.enter_context(socket.socket()) for _ in range(5)]
         connected = []
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+            room = max(map(int, os.listdir("/proc/self/fd"))) + 32  # other threads may take some of these numbers first
+            resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
             for sock in waiting:  # several, for another thread may close something and so let one in
                 with contextlib.suppress(OSError):
                     while True:
