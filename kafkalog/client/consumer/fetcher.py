@@ -67,6 +67,8 @@ class Source:
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id: of its leader, as last reported.
         since: when it was begun. Older metadata does not say that its topic was deleted.
+        turn: the number of its last turn to be taken from; 0: it had none.
+        turn_bytes: that may still be taken in that turn, as long as there are batches.
     """
 
     __slots__ = (
@@ -82,6 +84,8 @@ class Source:
         "since",
         "topic_partition",
         "trouble",
+        "turn",
+        "turn_bytes",
     )
 
     def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
@@ -97,6 +101,7 @@ class Source:
         self.is_dry = False
         self.broker_id = NO_LEADER
         self.since = time.monotonic()
+        self.turn = self.turn_bytes = 0
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
         """Remove and return the next arrived batches: one, and more until there are that many records or bytes."""
@@ -107,6 +112,7 @@ class Source:
             taken.append(batch)
             length = batch.header.length
             self.arrived_bytes -= length
+            self.turn_bytes -= length
             size -= length
             rows -= batch.header.record_count
         return taken
@@ -114,7 +120,9 @@ class Source:
     def put_back(self, batches: Sequence[FetchedBatch]) -> None:
         """Put batches that were taken back to the front."""
         self.arrived.extendleft(reversed(batches))
-        self.arrived_bytes += sum(batch.header.length for batch in batches)
+        size = sum(batch.header.length for batch in batches)
+        self.arrived_bytes += size
+        self.turn_bytes += size
 
     def go_to(self, offset: int) -> None:
         """Drop what has arrived, and continue at another offset."""
@@ -201,7 +209,7 @@ class Fetcher:
         self._let_go_of = False
         self._on_closed: Callable[[], None] | None = None
         self.sources: list[Source] = []
-        self._next_source = 0
+        self._turns = 0
         self._renew()
 
     def _renew(self) -> None:
@@ -291,22 +299,31 @@ class Fetcher:
         self._drive_unfinished = False
 
     def _ready(self, sources: Sequence[Source]) -> Source | None:
-        """Lock held: a source with records or an error; the last one again while it has any."""
-        count = len(sources)
-        for step in range(count):
-            at = (self._next_source + step) % count
-            source = sources[at]
+        """Lock held: a source with records or an error. One has its turn while it has records, at most for
+        max.partition.fetch.bytes: another thread may drive, and keep it supplied for ever. Then comes the one whose
+        last turn was longest ago."""
+        longest = None
+        for source in sources:
             if source.arrived:
-                if sources is self.sources:
-                    self._next_source = at
-                return source
-            if source.error is not None:
-                error = source.error
-                for each in sources:  # a broker's error is that of all that it leads: it is raised once
-                    if each.error is error:
-                        each.failure, each.error = error, None
-                raise error
-        return None
+                if source.turn_bytes > 0:
+                    return source
+            elif source.error is None:
+                source.turn_bytes = 0
+                continue
+            if longest is None or source.turn < longest.turn:
+                longest = source
+        if longest is None:
+            return None
+        if not longest.arrived:
+            error = longest.error
+            assert error is not None
+            for each in sources:  # a broker's error is that of all that it leads: it is raised once
+                if each.error is error:
+                    each.failure, each.error = error, None
+            raise error
+        self._turns += 1
+        longest.turn, longest.turn_bytes = self._turns, self._settings.max_partition_fetch_bytes
+        return longest
 
     def _is_behind(self) -> bool:
         """Lock held: whether a source wants more and its broker has no request."""

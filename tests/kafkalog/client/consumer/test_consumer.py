@@ -1029,6 +1029,26 @@ def test_streams_are_evened_out_by_what_is_not_in_hand(consumer: Consumer, four:
     assert [message[:3] for message in itertools.islice(messages, 9)] == [(*in_hand, at) for at in range(1, 10)]
 
 
+def test_a_busy_partition_does_not_starve_others_of_its_stream(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=4)
+    with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
+        for _ in range(3000):
+            producer.send(topic, b"b" * 100, partition=0)
+        producer.send(topic, b"quiet", partition=2)
+    with Consumer(cluster.bootstrap_servers, max_partition_fetch_bytes=5000) as consumer:
+        consumer.assign({TopicPartition(topic, p): "earliest" for p in range(4)})
+        busy, idle = consumer.streams(2)
+        drives = threading.Thread(target=lambda: list(idle))  # and so supplies the other without end
+        drives.start()
+        for before, message in enumerate(busy.messages(timeout=30)):
+            if message.partition == 2:
+                break
+            if before % 10 == 0:
+                time.sleep(0.005)  # the driver keeps up
+    join_all([drives], 30)
+    assert before < 500
+
+
 def test_a_stream_that_nobody_reads_delays_no_other(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with Producer(cluster.bootstrap_servers, batch_records=10) as producer:

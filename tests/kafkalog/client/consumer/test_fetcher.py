@@ -604,21 +604,44 @@ def test_a_taking_ends_with_the_rows_or_the_bytes_that_are_enough() -> None:
         source.go_to(0)
 
 
-def test_who_had_something_is_taken_from_until_it_has_no_more_and_who_reads_one_alone_changes_no_turn() -> None:
+def test_a_turn_lasts_until_there_is_no_more_and_then_comes_who_waited_longest() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     first, second = waiting.sources
     batch: Any = SimpleNamespace(header=SimpleNamespace(length=100, record_count=10))
-    second.put_back([batch])
+    second.arrived.append(batch)
     assert waiting._ready([second]) is second
-    first.put_back([batch])
-    assert waiting._ready(waiting.sources) is first
-    first.take(1, 1)
-    assert waiting._ready(waiting.sources) is second
-    first.put_back([batch])
+    first.arrived += [batch, batch]
     assert waiting._ready(waiting.sources) is second, "its turn is not over"
     second.take(1, 1)
     assert waiting._ready(waiting.sources) is first
+    first.take(1, 1)
+    second.arrived.append(batch)
+    assert waiting._ready(waiting.sources) is first
+    first.take(1, 1)
+    assert waiting._ready(waiting.sources) is second
+    first.arrived.append(batch)
+    second.take(1, 1)
+    assert waiting._ready(waiting.sources) is first
+    waiting.close()
+
+
+def test_a_turn_ends_with_the_bytes_of_one_fetch() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, max_partition_fetch_bytes=150)
+    first, second = waiting.sources
+    batch: Any = SimpleNamespace(header=SimpleNamespace(length=100, record_count=10))
+    first.arrived += [batch] * 5
+    second.arrived += [batch] * 5
+    order = []
+    for _ in range(8):
+        source = waiting._ready(waiting.sources)
+        assert source is not None
+        taken = source.take(1, 1)
+        if len(order) == 1:  # a part of it was used
+            source.put_back(taken)
+        order.append(waiting.sources.index(source))
+    assert order == [0, 0, 0, 1, 1, 0, 0, 1]
     waiting.close()
 
 
