@@ -160,7 +160,8 @@ def commit(states: States, claimant: Claimant, offsets: Mapping[TopicPartition, 
 
 
 def commit_as_first(states: States, claimant: Claimant, offsets: Mapping[TopicPartition, Offset], now_us: int) -> str:
-    """Write offsets of a group that Spark streams follow, if the member is the first. Returns who is.
+    """Write offsets of a group that Spark streams follow, but for those of deleted topics, if the member is the first.
+    Returns who is.
 
     Raises UnknownMember, MemberFenced.
     """
@@ -170,7 +171,7 @@ def commit_as_first(states: States, claimant: Claimant, offsets: Mapping[TopicPa
         first = state.first()
         assert first is not None
         if first == claimant.name:
-            _commit(states, claimant.group, state, offsets, now_us)
+            _commit(states, claimant.group, state, offsets, now_us, without_gone=True)
         return first
 
     return states.change(claimant.group, change)

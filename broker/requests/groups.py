@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from broker.groups import claims
 from broker.groups.claims import Claimant
@@ -45,8 +46,11 @@ def commit_offsets(request: pb.CommitOffsetsRequest, host: Host, states: States)
             raise InvalidRequest(reason=f"the member is of group '{request.member.group}', not '{request.group}'")
         offsets = owned_offsets_of(request.offsets, host, request.order)
         claims.commit(states, claimant_of(request.member), offsets, now_us)
-    elif offsets := offsets_of(request.offsets, host):
-        claims.commit_unclaimed(states, request.group, offsets, now_us)
+    elif offsets := offsets_of(request.offsets, host, request.order):
+        if request.writer < 0:
+            raise InvalidRequest(reason=f"writer {request.writer} is negative")
+        by_writer = {partition: offset._replace(number=-request.writer) for partition, offset in offsets.items()}
+        claims.commit_unclaimed(states, request.group, by_writer, now_us)
     return pb.CommitOffsetsReply()
 
 
@@ -113,7 +117,7 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -
     """Write the offsets that an operator wants.
 
     Raises:
-        GroupIsLive: it has a live member, and `force` is not set.
+        GroupIsLive: it has a live member, and `force` is not set. If that came meanwhile, some offsets may be written.
         GroupIsSubscribed: `force` is set, and it has subscribed members.
         UnknownGroup: there is none, and `create` is not set.
         InvalidRequest, UnknownTopic, UnknownPartition.
@@ -123,11 +127,16 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -
     else:
         _check_known(request.group, host)
 
-    def check(state: GroupState) -> None:
-        if not request.force:
-            _check_not_live(request.group, states, state, is_reset=True)
-
     offsets = offsets_of(request.offsets, host)
+    was_free = False
+
+    def check(state: GroupState) -> None:
+        """Called before each attempt; more offsets than fit one multi are written one after another."""
+        nonlocal was_free
+        if not request.force:
+            _check_not_live(request.group, states, state, partial(_reset_hint, states, state, offsets, was_free))
+            was_free = True
+
     if offsets:
         claims.commit_unclaimed(states, request.group, offsets, host.clock.now_us(), check)
     return pb.ResetOffsetsReply()
@@ -224,19 +233,31 @@ def member_to_wire(member: Member, lease: Lease | None = None, now_ms: int = 0) 
     )
 
 
-def _check_not_live(group: str, states: States, state: GroupState, *, is_reset: bool = False) -> None:
+def _reset_hint(
+    states: States, state: GroupState, offsets: Mapping[TopicPartition, Offset], was_free: bool, group: str
+) -> str:
+    """What an operator is told whose reset is refused."""
+    force = "; --force resets at once" if state.kind == members.STREAM else ""
+    hint = f" (`kafkalog groups reset --wait` waits for that{force})"
+    if was_free:
+        topic_ids = {topic: offset.topic_id for (topic, _), offset in offsets.items()}
+        found = groups.committed_of(states.session, group, offsets, topic_ids)
+        count = sum(each.offset == offsets[partition].offset for partition, each in found.items())
+        hint += f". It came during the reset: {count} of the {len(offsets)} offsets are as wanted, so reset them again"
+    return hint
+
+
+def _check_not_live(group: str, states: States, state: GroupState, hint: Callable[[str], str] = lambda _: "") -> None:
     session = states.session
     live = members.read_members(session, group, state.seats)
     if not live:
         return
-    force = "; --force resets at once" if state.kind == members.STREAM else ""
-    hint = f" (`kafkalog groups reset --wait` waits for that{force})" if is_reset else ""
     leases = members.read_leases(session, [(group, name) for name in live])
     now_ms = members.now_ms(session)
     left_ms = max(lease.renewed_ms + lease.session_timeout_ms - now_ms if lease else 0 for lease in leases)
     first = next(iter(live.values()))
     raise GroupIsLive(
-        group=group, member=first.name, host=first.host or "an unknown host", left_ms=max(left_ms, 0), hint=hint
+        group=group, member=first.name, host=first.host or "an unknown host", left_ms=max(left_ms, 0), hint=hint(group)
     )
 
 

@@ -12,12 +12,21 @@ from broker.groups.waits import RETRY_AFTER_MS, GroupWaits
 from broker.replica.host import Host
 from broker.requests.groups import ORIGIN, check_name, claimant_of, member_to_wire, offsets_of, owned_offsets_of
 from kafkalog.assignors import ASSIGNORS
-from kafkalog.errors import InvalidArgument, InvalidRequest, UnknownMember
+from kafkalog.errors import (
+    InvalidArgument,
+    InvalidRequest,
+    KafkalogError,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTopicId,
+)
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of, shares_of
 from kafkalog.zk import members
+from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import NoNode
 
@@ -166,30 +175,55 @@ def keep_member(request: pb.KeepMemberRequest, groups: Groups, host: Host) -> pb
     """Add a Spark stream as a member, or renew its lease. Write its offsets if it is the group's first member, and
     still is at the write: a member that lapsed meanwhile must not overwrite its successor's offsets.
 
-    Raises GroupKindDiffers, InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition, GroupBusy.
+    Raises:
+        UnknownMember, MemberFenced: the epoch in the request is over; the stream has to register again.
+        UnknownTopic, UnknownTopicId, UnknownPartition: of an offset; the lease is renewed, and the others are written.
+        GroupKindDiffers, InvalidRequest, GroupBusy.
     """
     group, given = request.group, request.member
     check_name(group)
     check_name(given.member, "member")
-    offsets = offsets_of(request.offsets, host, request.order)
+    if request.offsets and not request.HasField("epoch"):
+        raise InvalidRequest(reason="a member commits offsets only by its epoch")
+    offsets, failure = _known_offsets(request, host)
     member = _member(given)
-    while True:
-        state = groups.states.read(group)
-        seat = state.seats.get(member.name)
-        if seat is None or state.kind != members.STREAM:
-            _, epoch = groups.join(group, member, members.STREAM)
-        else:
-            epoch = seat.epoch
-        claimant = Claimant(group, member.name, epoch)
+    if request.HasField("epoch"):
+        claimant = claimant_of(pb.Membership(group=group, member=member.name, epoch=request.epoch))
+    else:
+        claimant = _registered(groups, group, member)
+    _renew(groups, claimant, member.session_timeout_ms)
+    numbered = {partition: offset._replace(number=claimant.epoch) for partition, offset in offsets.items()}
+    first = claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
+    if failure is not None:
+        raise failure
+    described = members.read_members(groups.states.session, group, [first]).get(first, Member(first))
+    [lease] = members.read_leases(groups.states.session, [(group, first)])
+    told = member_to_wire(described, lease, lease.renewed_ms if lease else 0)
+    return pb.KeepMemberReply(first=told, epoch=claimant.epoch)
+
+
+def _known_offsets(
+    request: pb.KeepMemberRequest, host: Host
+) -> tuple[dict[TopicPartition, Offset], KafkalogError | None]:
+    """A stream's offsets in partitions that this broker knows, and the first error of the others: a stream may read
+    on after one of its topics was deleted. Raises InvalidRequest."""
+    offsets: dict[TopicPartition, Offset] = {}
+    failure: KafkalogError | None = None
+    for each in request.offsets:
         try:
-            _renew(groups, claimant, member.session_timeout_ms)
-            numbered = {partition: offset._replace(number=epoch) for partition, offset in offsets.items()}
-            first = claims.commit_as_first(groups.states, claimant, numbered, host.clock.now_us())
-        except UnknownMember:  # it lapsed meanwhile
-            continue
-        described = members.read_members(groups.states.session, group, [first]).get(first, Member(first))
-        [lease] = members.read_leases(groups.states.session, [(group, first)])
-        return pb.KeepMemberReply(first=member_to_wire(described, lease, lease.renewed_ms if lease else 0))
+            offsets |= offsets_of([each], host, request.order)
+        except (UnknownTopic, UnknownTopicId, UnknownPartition) as error:
+            failure = failure or error
+    return offsets, failure
+
+
+def _registered(groups: Groups, group: str, member: Member) -> Claimant:
+    """A stream as a member: it finds itself, because its last answer may have been lost."""
+    state = groups.states.read(group)
+    seat = state.seats.get(member.name)
+    if seat is not None and state.kind == members.STREAM:
+        return Claimant(group, member.name, seat.epoch)
+    return Claimant(group, member.name, groups.join(group, member, members.STREAM)[1])
 
 
 def leave_group(request: pb.LeaveGroupRequest, groups: Groups) -> pb.LeaveGroupReply:

@@ -584,7 +584,8 @@ class Admin:
             What was written, or would have been.
 
         Raises:
-            GroupIsLive: it has one, and `force` is not set.
+            GroupIsLive: it has one, and `force` is not set. If the member came meanwhile, some of more than 498 offsets
+                may be written; the error says how many are as wanted.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
             InvalidArgument: there is no offset to shift from; nothing was written.
             UnknownTopicId: a topic was created again meanwhile; nothing was written.

@@ -6,6 +6,8 @@ group while it lives.
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -149,18 +151,42 @@ def forget_offsets(
     cluster.call("ForgetOffsets", pb.ForgetOffsetsRequest(group=group, offsets=offsets), patient=patient)
 
 
+class Writer:
+    """Who commits without being a member: a commit of it that is executed late changes nothing after its later ones.
+    Thread-safe; a forked process is another writer.
+
+    Attributes:
+        token: random; brokers know it by this.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.randbits(62) + 1
+        self._orders = itertools.count(1)
+
+    def next_order(self) -> int:
+        return next(self._orders)
+
+
 def commit_offsets(
-    cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes] = _ANY
+    cluster: Cluster,
+    group: str,
+    offsets: Mapping[TopicPartition, int],
+    topic_ids: Mapping[str, bytes] = _ANY,
+    writer: Writer | None = None,
 ) -> None:
     """Write a group's offsets.
 
     Args:
         topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
+        writer: None: a commit by hand; of several the one that is executed last counts.
 
     Raises:
         InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
     """
-    cluster.call("CommitOffsets", pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids)))
+    request = pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids))
+    if writer is not None:
+        request.writer, request.order = writer.token, writer.next_order()
+    cluster.call("CommitOffsets", request)
 
 
 def reset_offsets(
@@ -182,6 +208,13 @@ def delete_group(cluster: Cluster, group: str) -> None:
     cluster.call("DeleteGroup", pb.DeleteGroupRequest(group=group), repeatable=False)
 
 
+class Kept(NamedTuple):
+    """A group's oldest live member, and the epoch of the member that asked."""
+
+    first: GroupMember
+    epoch: int
+
+
 def keep_member(
     cluster: Cluster,
     group: str,
@@ -189,7 +222,8 @@ def keep_member(
     offsets: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, bytes] | None = None,
     order: int = 0,
-) -> GroupMember:
+    epoch: int | None = None,
+) -> Kept:
     """Be a live member for the next 10 s, and commit offsets if no live member is older.
 
     Each broker is tried once.
@@ -197,19 +231,27 @@ def keep_member(
     Args:
         topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
         order: of a member's calls the later one has the higher: an earlier one writes no offset after it.
+        epoch: as the last call returned it; None: it is not a member yet.
 
     Returns:
-        The group's oldest live member: the offsets were written if it is the given one.
+        The group's oldest live member (the offsets were written if it is the given one), and the member's epoch.
 
     Raises:
+        UnknownMember, MemberFenced: the epoch is over; call again without it.
         BrokerUnreachable, InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
     """
     name, subscription, host, process, *_ = member
     told = pb.GroupMember(member=name, subscription=subscription, host=host, process=process)
-    listed = _to_wire(offsets, topic_ids or {})
-    request = pb.KeepMemberRequest(group=group, member=told, offsets=listed, order=order)
+    request = pb.KeepMemberRequest(group=group, member=told)
+    if epoch is None:  # a request of its own: one with offsets could bring the member and them back when it has left
+        registered: pb.KeepMemberReply = cluster.call("KeepMember", request, patient=False)
+        if not offsets:
+            return Kept(_member(registered.first), registered.epoch)
+        epoch = registered.epoch
+    request.epoch, request.order = epoch, order
+    request.offsets.extend(_to_wire(offsets, topic_ids or {}))
     reply: pb.KeepMemberReply = cluster.call("KeepMember", request, patient=False)
-    return _member(reply.first)
+    return Kept(_member(reply.first), epoch)
 
 
 def leave_group(cluster: Cluster, group: str, name: str) -> None:

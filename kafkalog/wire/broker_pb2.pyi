@@ -320,16 +320,18 @@ class GroupOffset(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ..., claim: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("group", "offsets", "member", "order")
+    __slots__ = ("group", "offsets", "member", "order", "writer")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     group: str
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     member: Membership
     order: int
-    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., member: _Optional[_Union[Membership, _Mapping]] = ..., order: _Optional[int] = ...) -> None: ...
+    writer: int
+    def __init__(self, group: _Optional[str] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., member: _Optional[_Union[Membership, _Mapping]] = ..., order: _Optional[int] = ..., writer: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsReply(_message.Message):
     __slots__ = ()
@@ -608,22 +610,26 @@ class DeleteGroupReply(_message.Message):
     def __init__(self) -> None: ...
 
 class KeepMemberRequest(_message.Message):
-    __slots__ = ("group", "member", "offsets", "order")
+    __slots__ = ("group", "member", "offsets", "order", "epoch")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     group: str
     member: GroupMember
     offsets: _containers.RepeatedCompositeFieldContainer[GroupOffset]
     order: int
-    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., order: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[GroupOffset, _Mapping]]] = ..., order: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class KeepMemberReply(_message.Message):
-    __slots__ = ("first",)
+    __slots__ = ("first", "epoch")
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     first: GroupMember
-    def __init__(self, first: _Optional[_Union[GroupMember, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, first: _Optional[_Union[GroupMember, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class LeaveGroupRequest(_message.Message):
     __slots__ = ("group", "member", "epoch")

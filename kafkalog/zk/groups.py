@@ -4,8 +4,8 @@ An offset is stored with the id of its topic, so that a topic that is deleted an
 not inherit it.
 
 A commit is a compare-and-set on the versions that it has read. So a commit whose outcome is unknown (its connection was
-lost, its broker was suspended) cannot overwrite a later one. The commits of a claim are numbered besides: a request of
-an owner that is executed late, after its next one, changes nothing.
+lost, its broker was suspended) cannot overwrite a later one. The commits of a claim, and of a reader that is no member,
+are numbered besides: a request that is executed late, after the next one, changes nothing. Only an operator's are not.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Offset(NamedTuple):
     Attributes:
         offset: the next offset to consume.
         topic_id, leader_epoch: of the partition.
-        number: of the claim by which the owner commits, or of the join of the member that may commit; 0: of neither.
-        order: of the commits of a claim or member, the later one has the higher.
+        number: of the claim by which the owner commits, or of the join of the member that may commit; of a writer that
+            is no member a negative one, which it has for itself; 0: of nobody.
+        order: of the commits of a claim, member or writer, the later one has the higher.
     """
 
     offset: int
@@ -76,8 +77,11 @@ class Offset(NamedTuple):
         return to_json(fields | ({"number": self.number, "order": self.order} if self.number else {}))
 
     def is_late(self, found: Committed) -> bool:
-        """Whether a later commit of the same claim, or of a later one, has been written."""
-        return bool(self.number) and self.topic_id == found.topic_id and (self.number, self.order) < found.place
+        """Whether a later commit of the same claim or writer, or of a later claim, has been written."""
+        if self.topic_id != found.topic_id:
+            return False
+        number, order = found.place
+        return (self.number == number != 0 and self.order < order) or 0 < self.number < number
 
 
 class Committed(NamedTuple):
@@ -88,7 +92,8 @@ class Committed(NamedTuple):
         committed_us: time of the commit.
         topic_id: distinguishes topics of the same name.
         leader_epoch: of the partition when it was committed.
-        place: the number of the claim or member by which it was committed, and the commit's order; (0, 0): by none.
+        place: the number of the claim, member or writer by which it was committed, and the commit's order; (0, 0): by
+            none.
     """
 
     offset: int

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import GroupKindDiffers
+from kafkalog.errors import GroupKindDiffers, MemberFenced, UnknownMember
 from kafkalog.events import get_logger
 from pyspark_kafkalog import processes
 from pyspark_kafkalog.offsets import PartitionOffsets
@@ -69,7 +69,8 @@ class Progress:
         self._asked = self._answered = 0
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._written: PartitionOffsets = {}  # the thread's own, as are the next six
+        self._written: PartitionOffsets = {}  # the thread's own, as are the next seven
+        self._epoch: int | None = None  # of the membership; None: it has to register
         self._renewed_s = 0.0
         self._order = 0
         self._is_first: bool | None = None
@@ -167,18 +168,17 @@ class Progress:
         if time.monotonic() > self._renewed_s + _LEASE_S:  # another member may have come and gone meanwhile
             self._written = {}
         try:
-            from kafkalog.client.groups import GroupMember, keep_member, leave_group
+            from kafkalog.client.groups import GroupMember, leave_group
 
             while self._before_publishing:
                 self._before_publishing[0]()
                 del self._before_publishing[0]
             me = GroupMember(self._name, self._subscription, self._host, processes.own_name())
-            news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
             self._order += 1
-            first = keep_member(self._cluster, self._group, me, news, topic_ids, self._order)
+            first = self._keep(me, position, topic_ids)
             if first.name != me.name and processes.has_ended(first.process):
                 leave_group(self._cluster, self._group, first.name)
-                first = keep_member(self._cluster, self._group, me, news, topic_ids, self._order)
+                first = self._keep(me, position, topic_ids)
         except GroupKindDiffers as error:
             self._met_consumers(error)
             return False
@@ -198,6 +198,23 @@ class Progress:
                 self._warn_of(first)
         return True
 
+    def _keep(self, me: GroupMember, position: PartitionOffsets, topic_ids: Mapping[str, bytes]) -> GroupMember:
+        """Renew the membership, or register if it is over, and write what is new if this is the first member. Returns
+        the group's first member."""
+        from kafkalog.client.groups import keep_member
+
+        while True:
+            news = {p: offset for p, offset in position.items() if self._written.get(p) != offset}
+            try:
+                kept = keep_member(self._cluster, self._group, me, news, topic_ids, self._order, self._epoch)
+            except (UnknownMember, MemberFenced):
+                if self._epoch is None:  # it lapsed between two requests of one call
+                    raise
+                self._written, self._epoch = {}, None
+            else:
+                self._epoch = kept.epoch
+                return kept.first
+
     def _leave(self) -> None:
         from kafkalog.client.groups import leave_group
 
@@ -205,7 +222,7 @@ class Progress:
             leave_group(self._cluster, self._group, self._name)
         except Exception as error:
             self._failed(error)
-        self._written = {}
+        self._written, self._epoch = {}, None
 
     def _warn_of(self, first: GroupMember) -> None:
         log.warning(

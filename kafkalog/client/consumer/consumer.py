@@ -29,7 +29,7 @@ from kafkalog.client.consumer.callbacks import Callback, InCallback, Subscriptio
 from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Membership
-from kafkalog.client.groups import commit_offsets, committed_offsets
+from kafkalog.client.groups import Writer, commit_offsets, committed_offsets
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
@@ -110,6 +110,7 @@ class Consumer:
         # The id of every topic ever assigned, as assigned last: records of a topic that is no longer read may still be
         # committed, and a topic created again under the name must not get their offsets.
         self._topic_ids: dict[str, bytes] = {}
+        self._writer = Writer()
         after_fork(self, Consumer._after_fork_in_child)
 
     def __enter__(self) -> Self:
@@ -433,7 +434,7 @@ class Consumer:
         elif membership is not None:
             membership.commit(offsets)
         else:
-            commit_offsets(self._cluster, group, offsets, self._topic_ids)
+            commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer)
 
     def _offsets_after(
         self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None
@@ -738,6 +739,7 @@ class Consumer:
     def _after_fork_in_child(self) -> None:
         membership, self._membership = self._membership, None
         self._fetcher.after_fork_in_child()
+        self._writer = Writer()
         if membership is not None:
             membership.abandon()
 

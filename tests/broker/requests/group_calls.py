@@ -31,16 +31,20 @@ def committed(broker: RunningBroker, group: str = "g") -> list[int]:
     return [each.offset for each in reply.offsets]
 
 
-def kept(name: str, offset: int | None = None, order: int = 0, **described: Any) -> bpb.KeepMemberRequest:
-    """What a Spark stream sends that has come to an offset of t-0."""
+def kept(
+    name: str, offset: int | None = None, order: int = 0, epoch: int | None = None, **described: Any
+) -> bpb.KeepMemberRequest:
+    """What a Spark stream sends that has come to an offset of t-0; without an epoch it registers."""
     told = {"subscription": "topic t", "host": "here", "process": "1", **described}
     offsets = [] if offset is None else [bpb.GroupOffset(topic="t", offset=offset)]
-    return bpb.KeepMemberRequest(group="g", member=bpb.GroupMember(member=name, **told), offsets=offsets, order=order)
+    member = bpb.GroupMember(member=name, **told)
+    return bpb.KeepMemberRequest(group="g", member=member, offsets=offsets, order=order, epoch=epoch)
 
 
 def keep(broker: RunningBroker, name: str, offset: int | None = None, order: int = 0) -> str:
-    """Renew a Spark stream. Returns the group's first member."""
-    return str(broker.stub.KeepMember(kept(name, offset, order), timeout=30).first.member)
+    """Register a Spark stream, or renew it. Returns the group's first member."""
+    epoch = broker.stub.KeepMember(kept(name), timeout=30).epoch
+    return str(broker.stub.KeepMember(kept(name, offset, order, epoch), timeout=30).first.member)
 
 
 def leave(broker: RunningBroker, name: str, epoch: int | None = None, group: str = "g") -> None:

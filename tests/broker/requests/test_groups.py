@@ -25,7 +25,8 @@ from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import groups, members, paths
 from kafkalog.zk.members import SESSION_TIMEOUT_MS
 from kafkalog.zk.session import ZooKeeperSession
-from tests.broker.conftest import RunningBroker
+from tests.between import amid
+from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.requests.group_calls import claim, committed, join, keep, kept, leave, me, refused
 
 ONE = bpb.GroupMember(member="one", subscription="topic t", host="here", process="1")
@@ -42,7 +43,7 @@ def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrot
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.new_topic("t")
-    assert keep(broker, "one", 5, 1) == "one"
+    epoch = broker.stub.KeepMember(kept("one"), timeout=30).epoch
     renew = members.renew
 
     def and_then_stand_still(session: ZooKeeperSession, *given: Any) -> None:
@@ -54,7 +55,7 @@ def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrot
         assert keep(broker, "two", 2000, 1) == "two"
 
     monkeypatch.setattr(members, "renew", and_then_stand_still)
-    assert keep(broker, "one", 100, 2) == "two"
+    assert isinstance(refused(broker.stub.KeepMember, kept("one", 100, 2, epoch)), UnknownMember)
     assert committed(broker) == [2000]
 
 
@@ -110,8 +111,9 @@ def test_an_attempt_in_which_the_group_changes_every_time_is_an_error(
 ) -> None:
     broker.new_topic("t")
     monkeypatch.setattr("broker.groups.states._PAUSE_SECONDS", 0.0)
+    epoch = broker.stub.KeepMember(kept("one"), timeout=30).epoch
     overtake(monkeypatch, broker, always=True)
-    error = refused(broker.stub.KeepMember, kept("one", 1))
+    error = refused(broker.stub.KeepMember, kept("one", 1, epoch=epoch))
     assert isinstance(error, GroupBusy)
     assert error.retriable
     assert committed(broker) == []
@@ -177,6 +179,52 @@ def test_a_commit_of_a_reader_that_is_no_member_stands_in_the_way_of_no_member(b
     [mine] = claim(broker, "one", 1, 0).claims
     broker.stub.CommitOffsets(commit(9, claim=mine.claim, member=me(broker, "one"), order=1), timeout=30)
     assert committed(broker) == [9]
+
+
+def test_a_late_commit_of_a_reader_that_is_no_member_changes_nothing_after_its_later_one(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+
+    def write(offset: int, **place: Any) -> list[int]:
+        request = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=offset)], **place)
+        broker.stub.CommitOffsets(request, timeout=30)
+        return committed(broker)
+
+    assert write(9, writer=7, order=2) == [9]
+    assert write(5, writer=7, order=1) == [9]
+    assert write(5, writer=7, order=3) == [5], "the reader may have gone back"
+    assert write(4, writer=3, order=1) == [4], "another reader"
+    assert write(8) == [8], "an operator"
+    assert write(6, writer=3, order=2) == [6]
+    request = bpb.CommitOffsetsRequest(group="g", offsets=[bpb.GroupOffset(topic="t", offset=1)], writer=-1)
+    assert "writer -1 is negative" in str(refused(broker.stub.CommitOffsets, request))
+
+
+def test_readers_with_and_without_a_membership_follow_each_other(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    [at] = [bpb.GroupOffset(topic="t", offset=9)]
+    broker.stub.CommitOffsets(bpb.CommitOffsetsRequest(group="g", offsets=[at], writer=1 << 62, order=5), timeout=30)
+    keep(broker, "one", 4, 1)
+    assert committed(broker) == [4]
+    leave(broker, "one")
+    broker.stub.CommitOffsets(bpb.CommitOffsetsRequest(group="g", offsets=[at], writer=1, order=1), timeout=30)
+    assert committed(broker) == [9]
+
+
+def test_a_reset_that_a_member_comes_into_says_how_much_is_written(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, other = start_broker(0), start_broker(1)
+    broker.new_topic("t", partitions=3)
+    offsets = [bpb.GroupOffset(topic="t", partition=number, offset=5) for number in range(3)]
+    broker.stub.CommitOffsets(bpb.CommitOffsetsRequest(group="g", offsets=offsets), timeout=30)
+    for offset in offsets:
+        offset.offset = 2
+    monkeypatch.setattr(groups, "MULTI_MAX", 3)  # two of them are checks of the group
+    amid(monkeypatch, groups, "_write", lambda: join(other, "one", "t"))
+    error = refused(broker.stub.ResetOffsets, bpb.ResetOffsetsRequest(group="g", offsets=offsets))
+    assert isinstance(error, GroupIsLive)
+    assert "It came during the reset: 1 of the 3 offsets are as wanted" in str(error)
+    assert committed(broker) == [2, 5, 5]
 
 
 def test_a_commit_to_what_is_not_there_is_refused(broker: RunningBroker) -> None:

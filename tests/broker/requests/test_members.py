@@ -20,6 +20,7 @@ from kafkalog.errors import (
     MemberFenced,
     StaleGeneration,
     UnknownMember,
+    UnknownTopic,
 )
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as bpb
@@ -52,6 +53,11 @@ def timeout_of(broker: RunningBroker, name: str) -> int:
     [lease] = members.read_leases(broker.broker.host.metadata.session, [("g", name)])
     assert lease is not None
     return lease.session_timeout_ms
+
+
+def members_there(broker: RunningBroker) -> list[str]:
+    described = broker.stub.DescribeGroup(bpb.DescribeGroupRequest(group="g"), timeout=30)
+    return [member.member for member in described.members]
 
 
 def owners(broker: RunningBroker) -> dict[TopicPartition, str]:
@@ -569,14 +575,59 @@ def test_a_member_leaves_in_its_epoch_or_whatever_it_has(broker: RunningBroker) 
 
 def test_a_stream_is_kept_and_is_no_consumer(broker: RunningBroker) -> None:
     broker.new_topic("t")
-    request = kept("one", 5, topics=["t"], pattern="(", instance_id="static", session_timeout_ms=4_000_000_000)
+    request = kept("one", topics=["t"], pattern="(", instance_id="static", session_timeout_ms=4_000_000_000)
     assert broker.stub.KeepMember(request, timeout=30).first.member == "one"
+    assert keep(broker, "one", 5) == "one"
     found = member_of(broker, "one")
     assert (found.topics, found.pattern, found.instance_id, found.session_timeout_ms) == ((), "", "", 10_000)
     assert timeout_of(broker, "one") == 10_000
     assert committed(broker) == [5]
     described = broker.stub.DescribeGroup(bpb.DescribeGroupRequest(group="g"), timeout=30)
     assert (described.kind, described.assignor, listed(described.members[0].share)) == ("stream", "", [])
+
+
+def test_what_a_stream_sent_before_it_left_brings_back_neither_it_nor_its_offset(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    epoch = broker.stub.KeepMember(kept("one"), timeout=30).epoch
+    late = kept("one", 5, 1, epoch)
+    keep(broker, "one", 9, 2)
+    leave(broker, "one")
+    assert isinstance(refused(broker.stub.KeepMember, late), UnknownMember)
+    assert committed(broker) == [9]
+    assert members_there(broker) == []
+    keep(broker, "one", 12, 1)  # it begins again
+    assert isinstance(refused(broker.stub.KeepMember, late), MemberFenced)
+    assert committed(broker) == [12]
+
+
+def test_a_stream_of_which_a_topic_is_gone_stays_a_member_and_its_other_offsets_are_written(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.new_topic("t")
+    request = kept("one", 5, 1, broker.stub.KeepMember(kept("one"), timeout=30).epoch)
+    gone = request.offsets.add(topic="gone", offset=1)
+    renewed = []
+    renew = members.renew
+    monkeypatch.setattr(members, "renew", lambda *given: (renewed.append(given), renew(*given)))
+    assert isinstance(refused(broker.stub.KeepMember, request), UnknownTopic)
+    assert (len(renewed), committed(broker)) == (1, [5])
+
+    gone.topic, gone.topic_id = "u", broker.new_topic("u")
+    record = broker.broker.host.metadata.topic("u")
+    broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="u"), timeout=30)
+    request.offsets[0].offset, request.order = 6, 2
+    try:
+        broker.broker.host.metadata.publish({**broker.broker.host.metadata.topics, "u": record})  # it is late
+        assert broker.stub.KeepMember(request, timeout=30).first.member == "one"
+    finally:
+        broker.broker.host.metadata.publish({"t": broker.broker.host.metadata.topic("t")})
+    assert committed(broker) == [6]
+
+
+def test_a_stream_that_registers_commits_nothing(broker: RunningBroker) -> None:
+    broker.new_topic("t")
+    assert "by its epoch" in str(refused(broker.stub.KeepMember, kept("one", 5)))
+    assert not broker.stub.ListGroups(bpb.ListGroupsRequest()).groups
 
 
 def test_only_the_first_streams_offsets_are_written(broker: RunningBroker) -> None:
@@ -595,9 +646,9 @@ def test_a_stream_is_told_who_was_first_when_its_offsets_were_not_written_also_i
     """Else it would take its position for published."""
     broker.new_topic("t")
     keep(broker, "one", 5)
-    keep(broker, "two", 5)
+    epoch = broker.stub.KeepMember(kept("two"), timeout=30).epoch
     amid(monkeypatch, claims, "commit_as_first", lambda: leave(broker, "one"))
-    assert keep(broker, "two", 9) == "one"
+    assert broker.stub.KeepMember(kept("two", 9, epoch=epoch), timeout=30).first.member == "one"
     assert committed(broker) == [5]
     assert keep(broker, "two", 9) == "two"
     assert committed(broker) == [9]

@@ -22,16 +22,17 @@ class Asked:
 
     def call(self, method: str, request: Any, *, patient: bool = True) -> pb.KeepMemberReply:
         self.calls.append((method, patient))
-        return pb.KeepMemberReply(first=pb.GroupMember(member="first", host="h", process="7", lease_left_ms=5))
+        first = pb.GroupMember(member="first", host="h", process="7", lease_left_ms=5)
+        return pb.KeepMemberReply(first=first, epoch=3)
 
 
 def test_a_member_waits_for_no_broker() -> None:
     """A stream's progress has its own next attempt; it must not be held up in this one."""
     cluster: Any = Asked()
-    first = keep_member(cluster, "g", GroupMember("m", "t", "h", "1"), {HERE: 1})
+    first, epoch = keep_member(cluster, "g", GroupMember("m", "t", "h", "1"), {HERE: 1})
     leave_group(cluster, "g", "m")
-    assert (first.name, first.process, first.left_ms) == ("first", "7", 5)
-    assert cluster.calls == [("KeepMember", False), ("LeaveGroup", False)]
+    assert (first.name, first.process, first.left_ms, epoch) == ("first", "7", 5, 3)
+    assert cluster.calls == [("KeepMember", False), ("KeepMember", False), ("LeaveGroup", False)]
 
 
 def test_a_negative_offset_is_asked_of_nobody() -> None:

@@ -28,7 +28,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.groups import GroupMember, keep_member, leave_group, offsets_with_topic_ids
+from kafkalog.client.groups import GroupMember, Kept, keep_member, leave_group, offsets_with_topic_ids
 from kafkalog.errors import DataLost, UnknownGroup, UnknownTopic, UnknownTopicId
 from kafkalog.zk.paths import is_valid_name
 from pyspark_kafkalog import processes
@@ -281,7 +281,7 @@ def never_renewing(monkeypatch: pytest.MonkeyPatch) -> None:
 def keeping(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
     """Have something done before each renewal of a membership, with which a position is written."""
 
-    def kept(*given: Any) -> GroupMember:
+    def kept(*given: Any) -> Kept:
         before()
         return keep_member(*given)
 

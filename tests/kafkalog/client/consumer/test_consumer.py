@@ -142,6 +142,32 @@ def test_it_continues_where_its_group_has_committed(cluster: LocalCluster, fille
         assert admin.committed(group, [filled.topic]) == {filled: 7}
 
 
+def test_commits_of_an_assigned_consumer_are_numbered_and_a_forked_one_counts_for_itself(
+    cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Consumer(cluster.bootstrap_servers, f"group.{filled.topic}"[:200]) as consumer:
+        consumer.assign({filled: "earliest"})
+        sent: list[tuple[int, int]] = []
+        call = consumer._cluster.call
+
+        def noted(method: str, request: Any, **more: Any) -> Any:
+            if method == "CommitOffsets":
+                sent.append((request.writer, request.order))
+            return call(method, request, **more)
+
+        monkeypatch.setattr(consumer._cluster, "call", noted)
+        consumer.commit({filled: 5})
+        consumer.commit({filled: 3})
+        assert consumer.committed() == {filled: 3}
+        consumer._after_fork_in_child()
+        consumer.commit({filled: 4})
+        assert consumer.committed([filled]) == {filled: 4}
+    (parent, first), (same, second), (child, _) = sent
+    assert first < second
+    assert parent == same != child
+    assert min(parent, child) > 0
+
+
 def test_a_group_without_a_commit(cluster: LocalCluster, filled: TopicPartition) -> None:
     group = f"none.{filled.topic}"[:200]
     told = pytest.raises(NoCommittedOffset, match=f"group '{group}' has committed no offset for {filled}")

@@ -633,7 +633,7 @@ def test_a_turn_ends_with_the_bytes_of_one_fetch() -> None:
     batch: Any = SimpleNamespace(header=SimpleNamespace(length=100, record_count=10))
     first.arrived += [batch] * 5
     second.arrived += [batch] * 5
-    order = []
+    order: list[int] = []
     for _ in range(8):
         source = waiting._ready(waiting.sources)
         assert source is not None
