@@ -91,7 +91,8 @@ ADVICE = {
     180: "Correct the id; `kafkalog transactions list` lists the transactions.",
     181: "Start the cluster again.",
     182: "Find out who wrote it, and put back what was there. The rest of the cluster is not affected.",
-    190: "Use another group for one of them; `kafkalog groups describe` shows the members.",
+    190: "Stop the members, which `kafkalog groups describe` shows, or use another group. A subscribed consumer has "
+    "waited 15 s already, as a Spark stream that has ended may count as a member for so long.",
     191: "Give all members of the group the same `partition.assignment.strategy`.",
     192: "A subscribed consumer joins again by itself. If it happens often, raise `session.timeout.ms`, or "
     "`max.poll.interval.ms` for an application that is slow.",

@@ -227,7 +227,7 @@ class GroupKindDiffers(KafkalogError):
     code = 190
     message = (
         "group '{group}' has members of the kind {kind}, among them {member} on {host}, so a {other} cannot join it: "
-        "use another group"
+        "stop them first (one that was killed stays a member until its session is over), or use another group"
     )
 
 

@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 
 from kafkalog import Consumer, TopicPartition
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.consumer import membership
+from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import GroupKindDiffers
 from kafkalog.records import Message
 from pyspark_kafkalog.read import group_publisher
@@ -70,7 +72,25 @@ def test_a_query_and_a_group_of_consumers_go_on_where_the_other_has_stopped(
     ]
 
 
-def test_a_group_has_members_of_one_kind_at_a_time(live: Live) -> None:
+def test_a_consumer_waits_for_a_stream_that_has_just_ended(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    topic = live.topic(5)
+    group = f"ended-{topic}"
+    with (
+        closing(Cluster(live.servers)) as cluster,
+        Consumer(live.servers, group=group, auto_offset_reset="earliest") as consumer,
+    ):
+        keep_member(cluster, group, GroupMember("ended", topic, "here", ""), {TopicPartition(topic, 0): 2})
+        consumer.subscribe(topic)
+        assert consumer.poll(0.1) is None
+        waited_for(lambda: "group_awaits_end_of_streams" in caplog.text)
+        leave_group(cluster, group, "ended")
+        polled = consumer.poll(60)
+        assert polled is not None
+        assert polled.offset == 2
+
+
+def test_a_group_has_members_of_one_kind_at_a_time(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_STREAMS_END_SECONDS", 0.0)
     topic = live.topic(5)
     group = f"both-{topic}"
     stream = live.stream(subscribe=topic, startingOffsets="earliest", kafkalog__group__id=group)

@@ -45,6 +45,7 @@ from kafkalog.client.consumer.starts import Starts
 from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
     Closed,
+    GroupKindDiffers,
     KafkalogError,
     MemberFenced,
     NoCommittedOffset,
@@ -63,6 +64,8 @@ log = get_logger(__name__)
 
 _MARGIN = 0.1
 """Of the session timeout: what clocks may differ in speed, and a message may take from the check to the application."""
+_STREAMS_END_SECONDS = 15.0
+"""A Spark stream that has ended is a member for 10 s more, and its removal takes a moment."""
 _PAUSE_SECONDS_MAX = 2.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
@@ -115,6 +118,7 @@ class Membership:
         self._epoch = -1
         self._is_member = False
         self._lost: KafkalogError | None = None
+        self._refused_at: float | None = None  # when a join met Spark streams first
         self._generation = -1
         self._share: frozenset[TopicPartition] = frozenset()
         self._topic_ids: dict[str, bytes] = {}
@@ -387,6 +391,9 @@ class Membership:
                 self._pause(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             except KafkalogError as error:
+                if isinstance(error, GroupKindDiffers) and self._awaits_streams(error):
+                    self._pause(PAUSE_SECONDS)
+                    continue
                 failure = error
                 self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
@@ -395,6 +402,14 @@ class Membership:
                 failure = KafkalogError(reason=f"{type(error).__name__}: {error}")
                 self._fail(failure)
                 self._pause(_PAUSE_SECONDS_MAX)
+
+    def _awaits_streams(self, error: GroupKindDiffers) -> bool:
+        """Whether the Spark streams that are members may have stopped: Spark ends them without notice."""
+        now = time.monotonic()
+        if self._refused_at is None:
+            self._refused_at = now
+            log.warning("group_awaits_end_of_streams", group=self._group, member=self._name, reason=str(error))
+        return now < self._refused_at + _STREAMS_END_SECONDS
 
     def _is_ending(self) -> bool:
         return self.is_stopping or self._closing.is_set()
@@ -452,7 +467,7 @@ class Membership:
         reply = self._brokers.ask("JoinGroup", request)
         with self._lock:
             self._error = None
-            self._is_member, self._epoch = True, reply.epoch
+            self._is_member, self._epoch, self._refused_at = True, reply.epoch, None
             self._forget()
             self._generation = -1
             self._take_news(reply.news)
