@@ -492,13 +492,15 @@ class Consumer:
 
         Args:
             count: so many streams, which share the partitions that are assigned at any time; none goes to another
-                stream while a record of it is being processed. None: one for each partition that is assigned now.
+                stream while a record of it is being processed. Read every one of them: partitions of a stream that asks
+                for no record for max.poll.interval.ms go to the others. None: one for each partition that is assigned
+                now.
 
         Raises:
             InvalidArgument: `count` is None, and the consumer is subscribed, so that its partitions come and go.
         """
         if count is not None:
-            shared = Streams(_at_least_one("count", count))
+            shared = Streams(_at_least_one("count", count), self._settings.max_poll_interval_ms / 1000)
             return [MessageStream(self, Share(number, shared)) for number in range(count)]
         if self._membership is not None:
             raise InvalidArgument(

@@ -22,10 +22,13 @@ from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
 from kafkalog.errors import CorruptBatch, InvalidArgument
+from kafkalog.events import get_logger
 from kafkalog.records import Message, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = get_logger(__name__)
 
 _ROWS_AT_ONCE = 1000  # messages made at once
 _ARROW_ROWS = 10_000  # small batches are joined up to here
@@ -269,27 +272,41 @@ class Going(Exception):
 class Streams:
     """So many streams over all partitions, each of which reads its own. Guarded by the fetcher's lock.
 
-    A partition stays with its stream, whatever else comes or goes; it only moves to even them out, while no record of
-    it is in hand. So its records are processed in order.
+    A partition stays with its stream, whatever else comes or goes, so its records are processed in order. While no
+    record of it is in hand, it moves to even the streams out, or because nobody reads its stream (any more).
+
+    Args:
+        patience_s: a stream that has asked for no record for so long is not read.
 
     Attributes:
         partitions: of each stream.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, patience_s: float) -> None:
         self.partitions: list[list[TopicPartition]] = [[] for _ in range(count)]
+        self._patience_s = patience_s
+        self._asked = [time.monotonic()] * count  # when each one did last; those that never did get their time too
         self._dealt: Mapping[TopicPartition, Cursor] = {}
 
-    def deal(self, cursors: Mapping[TopicPartition, Cursor]) -> bool:
-        """Share these partitions. Returns whether one has moved to another stream."""
-        if self._dealt is not cursors:
-            self.partitions = [[p for p in some if p in cursors] for some in self.partitions]
-            for partition in sorted(cursors.keys() - set(itertools.chain(*self.partitions))):
-                min(self.partitions, key=len).append(partition)
-            self._dealt = cursors
+    def deal(self, cursors: Mapping[TopicPartition, Cursor], asking: int) -> bool:
+        """Share these partitions, as one of the streams asks. Returns whether one has moved to another stream."""
+        now = time.monotonic()
+        self._asked[asking] = now
+        are_read = [at >= now - self._patience_s for at in self._asked]
+        read = [some for some, is_read in zip(self.partitions, are_read, strict=True) if is_read]
         has_moved = False
+        for number, some in enumerate(self.partitions):
+            some[:] = [each for each in some if each in cursors]
+            if not are_read[number] and (left := [each for each in some if cursors[each].is_free()]):
+                log.warning("stream_is_not_read", stream=number, partitions=", ".join(map(str, left)))
+                some[:] = [each for each in some if each not in left]
+                has_moved = True
+        if has_moved or self._dealt is not cursors:
+            for partition in sorted(cursors.keys() - set(itertools.chain(*self.partitions))):
+                min(read, key=len).append(partition)
+            self._dealt = cursors
         while True:
-            fewest, most = min(self.partitions, key=len), max(self.partitions, key=len)
+            fewest, most = min(read, key=len), max(read, key=len)
             free = [partition for partition in most if not cursors[partition].hands]
             if len(most) - len(fewest) < 2 or not free:
                 return has_moved
@@ -448,7 +465,7 @@ class Cursors:
         if part is None:
             return list(self.by_partition.values())
         if isinstance(part, Share):
-            if part.streams.deal(self.by_partition):
+            if part.streams.deal(self.by_partition, part.number):
                 self.fetcher.call()
             return [self.by_partition[each] for each in part.streams.partitions[part.number]]
         return [self.of(part)]

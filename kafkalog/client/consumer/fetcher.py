@@ -46,7 +46,7 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 
 log = get_logger(__name__)
 
-_POLL_MS_MAX = (1 << 31) - 1
+_LOOK_SECONDS = 5.0
 _IN_FLIGHT_MAX = 2
 _ANY_BROKER = -2  # key of failures to refresh metadata
 
@@ -375,6 +375,7 @@ class Fetcher:
         by_fd = {}
         # Requests due before were sent, unless no thread wants them now; those must not cause a busy loop.
         until = [trouble.retry_at for trouble in self._all_troubles() if trouble.retry_at > looked_at]
+        until.append(looked_at + _LOOK_SECONDS)  # what is wanted depends on the time, too
         if end is not None:
             until.append(end)
         for broker_id, link in list(self._links.items()):
@@ -384,8 +385,7 @@ class Fetcher:
                 by_fd[link.connection.fileno()] = broker_id, link
                 poller.register(link.connection.fileno(), select.POLLIN)
                 until.append(link.deadline)
-        timeout_ms = min(max(0.0, min(until) - time.monotonic()) * 1000, _POLL_MS_MAX) if until else None
-        events = poller.poll(timeout_ms)  # rounds up
+        events = poller.poll(max(0.0, min(until) - time.monotonic()) * 1000)  # rounds up
         for fd, _ in events:
             if fd == self._wake_receiver.fileno():
                 self._drain_wakes()

@@ -1055,6 +1055,24 @@ def test_streams_are_evened_out_by_what_is_not_in_hand(consumer: Consumer, four:
     assert [message[:3] for message in itertools.islice(messages, 9)] == [(*in_hand, at) for at in range(1, 10)]
 
 
+@pytest.mark.parametrize("was_read", [False, True])
+def test_partitions_of_a_stream_that_nobody_reads_go_to_the_others(
+    cluster: LocalCluster, four: list[TopicPartition], caplog: pytest.LogCaptureFixture, was_read: bool
+) -> None:
+    with Consumer(cluster.bootstrap_servers, max_poll_interval_ms=500) as consumer:
+        consumer.assign(dict.fromkeys(four, "earliest"))
+        first, second, _ = consumer.streams(3)
+        read = {(message.partition, message.offset) for message in itertools.islice(first, int(was_read))}
+        read |= {(message.partition, message.offset) for message in second.messages(40 - len(read), timeout=30)}
+        assert read == {(partition, offset) for partition in range(4) for offset in range(10)}
+        assert "stream_is_not_read stream=0" in caplog.text
+        again = first.messages(max_messages=1, timeout=30)  # whoever reads it gets a share again
+        with Producer(cluster.bootstrap_servers) as producer:
+            for place in four:
+                producer.send(place.topic, b"new", partition=place.partition)
+        assert next(again).offset == 10
+
+
 def test_a_busy_partition_does_not_starve_others_of_its_stream(cluster: LocalCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=4)
     with Producer(cluster.bootstrap_servers, batch_records=10) as producer:
