@@ -20,8 +20,8 @@
     /consumers/<group>/ids/<member>                 {topics, pattern, subscription, host, process, client_id,
                                                     instance_id, session_timeout_ms}
     /consumers/<group>/leases/<member>              {session_timeout_ms}: written again at each heartbeat
-    /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, leader_epoch, committed_us}, and of a member's
-                                                    commit {number, order}
+    /consumers/<group>/offsets/<topic>/<p>          {offset, topic_id, leader_epoch, committed_us}, and {number,
+                                                    order} of a commit by a member or a consumer that assigns
     /transactions/<id>                              the last decision of a transaction; `transaction` encodes its id
                                                     (docs/reference/formats.md)
 
