@@ -87,19 +87,22 @@ def test_each_member_has_the_session_timeout_that_it_wants(side: Side, clock: Ma
     assert live(side) == []
 
 
-def test_a_time_in_which_it_could_not_look_does_not_count(side: Side, clock: ManualClock, monitor: Monitor) -> None:
+def test_of_a_time_in_which_it_could_not_look_half_a_second_counts(
+    side: Side, clock: ManualClock, monitor: Monitor
+) -> None:
     side.join("a", "t")
     monitor.look()
-    look_on(monitor, clock, 9)
-    clock.advance(3600)
-    monitor.look()
-    look_on(monitor, clock, 9)
+    look_on(monitor, clock, 8)
+    for _ in range(3):
+        clock.advance(3600)
+        monitor.look()
     assert live(side) == ["a"]
-    look_on(monitor, clock, 1)
+    clock.advance(0.5)
+    monitor.look()
     assert live(side) == []
 
 
-def test_a_time_in_which_it_stood_still_in_the_middle_of_a_look_does_not_count(
+def test_of_a_time_in_which_it_stood_still_in_the_middle_of_a_look_half_a_second_counts(
     side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side.join("a", "t")
@@ -108,10 +111,23 @@ def test_a_time_in_which_it_stood_still_in_the_middle_of_a_look_does_not_count(
     amid(monkeypatch, side.session, "get_many", lambda: clock.advance(3600))
     monitor.look()
     assert live(side) == ["a"]
+    renew(side, "a")
     monitor.look()
     look_on(monitor, clock, 9)
     assert live(side) == ["a"]
     look_on(monitor, clock, 1)
+    assert live(side) == []
+
+
+def test_looks_that_are_always_far_apart_end_leases_all_the_same(
+    side: Side, clock: ManualClock, monitor: Monitor
+) -> None:
+    side.groups.join("g", Member("a", ("t",), session_timeout_ms=3_000), "consumer", "sticky")
+    monitor.look()
+    for _ in range(6):
+        assert live(side) == ["a"]
+        clock.advance(30)
+        monitor.look()
     assert live(side) == []
 
 
@@ -300,6 +316,33 @@ def test_a_group_made_anew_is_not_taken_for_the_one_of_before(side: Side, clock:
     assert side.shares()["a"] == [*partitions("logs-a", 0), *partitions("logs-b", 0)]
 
 
+def test_a_look_leaves_to_the_next_one_what_it_has_no_time_for(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"g{number}" for number in range(7)]
+    for name in names:
+        side.join("a", pattern=".*", group=name)
+    side.groups.join("g", Member("dead", ("t",), session_timeout_ms=3_000), "consumer", "sticky")
+    monitor.look()
+    refresh = side.groups.refresh
+
+    def slowly(group: str) -> None:
+        clock.advance(0.4)
+        refresh(group)
+
+    monkeypatch.setattr(side.groups, "refresh", slowly)
+    for number in range(7):  # a topic comes in each look, and each group gets its turn
+        side.new_topic(f"t{number}", 1)
+        assert monitor.look()
+        for name in names:
+            members.renew(side.session, name, "a", 10_000)
+    assert all(side.state(name).generation > 2 for name in names)
+    while monitor.look():
+        pass
+    assert {len(side.state(name).topics) for name in names} == {7}
+    assert live(side) == []
+
+
 def test_groups_without_members_are_left_alone(side: Side, clock: ManualClock, monitor: Monitor) -> None:
     side.new_topic("t", 1)
     side.join("a", "t")
@@ -430,12 +473,14 @@ def test_a_group_that_changes_too_often_holds_up_no_other(
 
     def refused(group: str, lease_versions: Mapping[str, int]) -> list[str]:
         if group == "bad":
+            clock.advance(6)
             raise GroupBusy(group=group)
         return lapse(group, lease_versions)
 
     monkeypatch.setattr(side.groups, "lapse", refused)
     monitor.look()
     look_on(monitor, clock, 10)
+    monitor.look()  # the last one had no time for more
     assert live(side) == []
     monkeypatch.undo()
     look_on(monitor, clock, 1)
