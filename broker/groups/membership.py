@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from broker.groups.states import States
 from broker.replica.metadata import Metadata
@@ -32,6 +33,13 @@ MEMBERS_MAX = 1000
 """Of a group: each change is written with the shares of all, and each member reads it."""
 LAPSED_MAX = 200
 """Members that are removed in one change."""
+
+
+class Lapsed(NamedTuple):
+    """A membership whose lease has ended: a member that joins again has another epoch, and a lease that begins anew."""
+
+    epoch: int
+    version: int
 
 
 class Groups:
@@ -95,17 +103,18 @@ class Groups:
 
         self.states.change(group, change)
 
-    def lapse(self, group: str, lease_versions: Mapping[str, int]) -> list[str]:
-        """Remove those members whose leases have these versions, because they were not renewed: at most `LAPSED_MAX` in
-        one call. Returns whom."""
+    def lapse(self, group: str, ended: Mapping[str, Lapsed]) -> list[str]:
+        """Remove those members who have these epochs and whose leases have these versions, because they were not
+        renewed: at most `LAPSED_MAX` in one call. Returns whom."""
 
         def change(state: GroupState) -> list[str]:
-            names = [name for name in lease_versions if name in state.seats][:LAPSED_MAX]
+            there = [name for name in ended if name in state.seats and state.seats[name].epoch == ended[name].epoch]
+            names = there[:LAPSED_MAX]
             leases = members.read_leases(self._session, [(group, name) for name in names])
             late = {
                 name: lease.version
                 for name, lease in zip(names, leases, strict=True)
-                if lease is not None and lease.version == lease_versions[name]
+                if lease is not None and lease.version == ended[name].version
             }
             if late:
                 self._remove(group, state, late)

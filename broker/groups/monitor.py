@@ -1,8 +1,8 @@
 """The thread that looks after groups: removes members whose leases have ended, and notices new partitions.
 
 Each group has one monitor among the live brokers, chosen by the group's name, so nobody is elected. Brokers whose views
-of the live brokers differ may both look after a group, or neither for a moment: a removal names the lease that was
-seen.
+of the live brokers differ may both look after a group, or neither for a moment: a removal names the epoch and the
+lease that were seen.
 
 A lease has ended when its version was the same in all looks for its session timeout, by this broker's monotonic clock.
 ZooKeeper's stamps are not used: they come from the clock of its leader, and a jump of that clock would remove
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
-from broker.groups.membership import Groups
+from broker.groups.membership import Groups, Lapsed
 from broker.replica.metadata import Metadata
 from kafkalog.clock import Clock
 from kafkalog.errors import GroupTooLarge, KafkalogError, UnreadableZnode, ZooKeeperUnreachable
@@ -171,11 +171,11 @@ class Monitor:
         leases = self._readable(read_each(lambda some: members.read_leases(self._session, some), names))
         now = self._clock.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
-        late: dict[str, dict[str, int]] = {}  # by group, the versions of leases that have ended
+        late: dict[str, dict[str, Lapsed]] = {}  # by group
         for (group, name), lease in leases.items():
             if lease is None:
                 continue  # it has just left
-            epoch = states[group].seats[name].epoch  # a member that joins anew has a lease that begins anew
+            epoch = states[group].seats[name].epoch
             seen = seen_before.get((group, name))
             gap = max(_LATE_SECONDS, min(_GAP_SECONDS, lease.session_timeout_ms / 2000))
             if seen is None or (seen.epoch, seen.version) != (epoch, lease.version):
@@ -184,7 +184,7 @@ class Monitor:
                 seen = seen._replace(seconds=seen.seconds + (elapsed if elapsed <= gap else LOOK_SECONDS))
             self._seen[group, name] = seen
             if seen.seconds >= lease.session_timeout_ms / 1000:
-                late.setdefault(group, {})[name] = lease.version
+                late.setdefault(group, {})[name] = Lapsed(epoch, lease.version)
         for group in self._lapses.of(late):
             with self._alone():
                 self._groups.lapse(group, late[group])

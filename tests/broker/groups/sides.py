@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 
 from broker.groups.claims import Claim, Claimant, claim
-from broker.groups.membership import Groups
+from broker.groups.membership import Groups, Lapsed
 from broker.groups.states import States
 from broker.replica.metadata import Metadata
 from kafkalog.clock import Clock
@@ -62,6 +62,11 @@ class Side:
     ) -> tuple[GroupState, int]:
         member = Member(name, topics, pattern, host=f"host of {name}", instance_id=instance_id)
         return self.groups.join(group, member, kind, assignor)
+
+    def lapse(self, *names: str, version: int = 0) -> list[str]:
+        """Remove members, in the epochs that they have, if their leases have this version. Returns whom."""
+        seats = self.state().seats
+        return self.groups.lapse("g", {name: Lapsed(seats[name].epoch, version) for name in names})
 
     def state(self, group: str = "g") -> GroupState:
         return members.read_state(self.session, group) or GroupState()

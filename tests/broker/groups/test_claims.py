@@ -96,7 +96,7 @@ def test_a_partition_that_another_member_owns_is_waited_for(side: Side, topic_id
 def test_when_a_member_goes_so_do_its_claims(side: Side, topic_id: bytes) -> None:
     leaves: list[Callable[[], object]] = [
         lambda: side.groups.leave("g", "a"),
-        lambda: side.groups.lapse("g", {"a": 0}),
+        lambda: side.lapse("a"),
     ]
     for leave in leaves:
         old = side.claimed("a", P0)[P0]
@@ -327,7 +327,7 @@ def test_a_commit_that_stalls_on_the_way_spares_the_next_owners(
     ahead(monkeypatch, stalled.session, "multi", proxy.hold)
     with pytest.raises(ZooKeeperUnreachable):
         claims.commit(stalled.states, me, {P0: Offset(5, topic_id, 0, mine.number, 9)}, 1)
-    side.groups.lapse("g", {"a": 0})
+    side.lapse("a")
     assert side.claimed("b", P0)[P0].committed is None
     proxy.resume()
     waited_for(lambda: not stalled.session._client._pending)
@@ -372,7 +372,7 @@ def test_what_changes_the_group_at_a_commit_is_looked_at_again(
     side.join("a", "t")
     me, mine = side.claimant("a"), side.claimed("a", P0)[P0]
     change = {
-        "lapse": lambda: other.groups.lapse("g", {"a": 0}),
+        "lapse": lambda: other.lapse("a"),
         "release": lambda: release(other, me, {P0: mine}),
         "claim": lambda: other.claimed("a", P1),
     }[happens]

@@ -10,6 +10,7 @@ import pytest
 
 from broker.groups import membership
 from broker.groups.claims import commit, commit_unclaimed, release, seat_of
+from broker.groups.membership import Lapsed
 from kafkalog.errors import (
     AssignorDiffers,
     GroupBusy,
@@ -253,13 +254,22 @@ def test_a_member_lapses_with_the_lease_that_was_seen_only(side: Side) -> None:
     side.join("a", "t")
     side.join("b", "t")
     members.renew(side.session, "g", "a", 10_000)
-    assert not side.groups.lapse("g", {"a": 0})
-    assert not side.groups.lapse("g", {"nobody": 0})
+    assert not side.lapse("a")
+    assert not side.groups.lapse("g", {"nobody": Lapsed(1, 0)})
     assert list(side.shares()) == ["a", "b"]
-    assert side.groups.lapse("g", {"a": 1})
-    assert not side.groups.lapse("g", {"a": 1})
+    assert side.lapse("a", version=1)
     state = side.state()
     assert (state.generation, shares_of(state)) == (3, {"b": partitions("t", 0, 1)})
+
+
+def test_a_member_that_joined_again_after_its_lease_was_seen_stays(side: Side) -> None:
+    """Its new lease has the version of the old one by chance."""
+    _, epoch = side.join("a", "t")
+    side.groups.leave("g", "a", epoch)
+    side.join("a", "t")
+    assert not side.groups.lapse("g", {"a": Lapsed(epoch, 0)})
+    assert list(side.shares()) == ["a"]
+    assert side.lapse("a") == ["a"]
 
 
 def test_members_that_lapse_together_are_removed_in_changes_of_many(
@@ -269,8 +279,8 @@ def test_members_that_lapse_together_are_removed_in_changes_of_many(
     side.new_topic("t", 2)
     for name in "abcde":
         side.join(name, "t")
-    dead = dict.fromkeys("abde", 0)
     before = side.state()
+    dead = {name: Lapsed(before.seats[name].epoch, 0) for name in "abde"}
     assert side.groups.lapse("g", dead) == ["a", "b", "d"]
     assert side.groups.lapse("g", dead) == ["e"]
     assert list(side.shares()) == ["c"]
@@ -285,14 +295,14 @@ def test_a_member_that_renews_just_before_its_removal_stays(
     side.new_topic("t", 2)
     side.join("a", "t")
     ahead(monkeypatch, side.session, "multi", lambda: members.renew(other.session, "g", "a", 10_000))
-    assert not side.groups.lapse("g", {"a": 0})
+    assert not side.lapse("a")
     assert list(side.shares()) == ["a"]
 
 
 def test_a_lapse_of_the_last_member_leaves_the_group_with_what_it_knew(side: Side) -> None:
     topic_id = side.new_topic("t", 2)
     side.join("a", "t")
-    assert side.groups.lapse("g", {"a": 0})
+    assert side.lapse("a")
     assert side.state().topics == {"t": Topic(topic_id, 2)}
     assert side.shares() == {}
 
@@ -539,7 +549,7 @@ def test_a_broker_that_has_not_heard_of_a_deletion_changes_the_groups_of_a_patte
     side.delete_topic("t2")
     side.groups.refresh("g")
     behind.groups.refresh("g")
-    assert behind.groups.lapse("g", {"a": 0}) == ["a"]
+    assert behind.lapse("a") == ["a"]
     behind.groups.leave("g", "b")
     behind.join("d", pattern="t.*")
     assert owned_once(side.state(), ("t1", 2))
@@ -737,7 +747,7 @@ def test_a_member_goes_also_if_its_topics_have_grown_beyond_what_fits(
     if how == "leave":
         side.groups.leave("g", "a")
     else:
-        assert side.groups.lapse("g", {"a": 0})
+        assert side.lapse("a")
     assert side.shares() == {"b": partitions("t", 0, 1, 2, 3)}
     assert side.state().topics == {"t": Topic(topic_id, 4)}
     monkeypatch.undo()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.groups.membership import Lapsed
 from broker.groups.monitor import Monitor, broker_of
 from kafkalog.clock import ManualClock
 from kafkalog.errors import GroupBusy, GroupTooLarge, ZooKeeperUnreachable
@@ -471,11 +472,11 @@ def test_a_group_that_changes_too_often_holds_up_no_other(
         side.join("a", "t", group=name)
     lapse = side.groups.lapse
 
-    def refused(group: str, lease_versions: Mapping[str, int]) -> list[str]:
+    def refused(group: str, ended: Mapping[str, Lapsed]) -> list[str]:
         if group == "bad":
             clock.advance(6)
             raise GroupBusy(group=group)
-        return lapse(group, lease_versions)
+        return lapse(group, ended)
 
     monkeypatch.setattr(side.groups, "lapse", refused)
     monitor.look()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.groups.membership import Lapsed
 from broker.replica.metadata import Metadata
 from kafkalog.errors import (
     GroupBusy,
@@ -51,7 +52,9 @@ def test_a_member_that_lapsed_in_the_middle_leaves_alone_what_its_successor_wrot
         renew(session, *given)
         [lease] = members.read_leases(session, [("g", "one")])
         assert lease is not None
-        assert broker.broker.rpc_service._groups.lapse("g", {"one": lease.version})
+        looked_after = broker.broker.rpc_service._groups
+        epoch = looked_after.states.read("g").seats["one"].epoch
+        assert looked_after.lapse("g", {"one": Lapsed(epoch, lease.version)})
         assert keep(broker, "two", 2000, 1) == "two"
 
     monkeypatch.setattr(members, "renew", and_then_stand_still)
