@@ -7,7 +7,8 @@ asked for what it knows of a group: it may be any.
 A topic of which a generation saw n partitions, and which now has more, is read from 0 in the others, whatever
 `auto.offset.reset` says, and so is a topic that is new to the pattern of a member: what came between its creation and
 its discovery would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind
-what it has read, also while no member reads it: the only reader of a topic may be away for a moment.
+what it has read, also while no member reads it, or it is deleted: the only reader of a topic may be away for a moment,
+in which it grows or is made anew.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ MEMBERS_MAX = 1000
 """Of a group: each change is written with the shares of all, and each member reads it."""
 LAPSED_MAX = 200
 """Members that are removed in one change."""
+GONE_MAX = 100
+"""Topics that were deleted and that a group keeps in mind: each change writes their names."""
 
 
 class Lapsed(NamedTuple):
@@ -220,7 +223,7 @@ class Groups:
         readers = before if state.kind == members.CONSUMER else {}
         known = self._topics_of(there, state, readers or wanted, is_sure=is_sure)
         self._begin_new(group, state, known, is_running=bool(readers))
-        topics = self._topics_of(there, replace(state, topics={**state.topics, **known}), wanted, is_sure=is_sure)
+        topics = self._topics_of(there, replace(state, topics=known), wanted, is_sure=is_sure)
         assigned = ASSIGNORS[assignor](
             members.topics_read(wanted, topics),
             {name: topic.partitions for name, topic in topics.items()},
@@ -237,11 +240,11 @@ class Groups:
     ) -> dict[str, Topic]:
         """The topics that a group has read or that members read. This broker may know less than the one that made the
         last generation, or less of late: a topic keeps the partitions that it had, unless it was created again; it is
-        gone only if that is sure, and new only if it is still there."""
+        gone only if that is sure, and new only if it is still there. One that is gone has no partitions."""
         doubtful: dict[str, Topic] = {}
         for name, known in state.topics.items():
-            found = there.get(name)
-            if found is None or found.topic_id != known.topic_id or found.partitions < known.partitions:
+            found = there.get(name, Topic(known.topic_id, 0))
+            if found.topic_id != known.topic_id or found.partitions < known.partitions:
                 doubtful[name] = known
         there = {name: topic for name, topic in there.items() if name not in doubtful}
         there |= self._ask(doubtful) if is_sure else doubtful
@@ -293,6 +296,11 @@ _NO_SEAT = Seat(0)
 
 
 def _of_group(topics: Mapping[str, Topic], state: GroupState, wanted: Mapping[str, Member]) -> dict[str, Topic]:
-    """Those of some topics that a group has read, or to which members subscribe, by name."""
-    names = {name for read in members.topics_read(wanted, topics).values() for name in read}
-    return {name: topics[name] for name in sorted(names | (state.topics.keys() & topics.keys()))}
+    """Those of some topics that a group has read, or to which members subscribe, by name. Those that are not there any
+    more, and of which only the last are kept, come after the others, as they went."""
+    there = {name: topic for name, topic in topics.items() if Topic(topic.topic_id, 0) != state.topics.get(name)}
+    names = {name for read in members.topics_read(wanted, there).values() for name in read}
+    listed = {name: there[name] for name in sorted(names | (state.topics.keys() & there.keys()))}
+    gone = {name: Topic(topic.topic_id, 0) for name, topic in state.topics.items() if name not in there}
+    by_time = sorted(gone, key=lambda name: state.topics[name].partitions > 0)
+    return listed | {name: gone[name] for name in by_time[-GONE_MAX:]}

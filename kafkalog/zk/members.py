@@ -124,8 +124,9 @@ class GroupState:
         kind: of its members.
         assignor: by which the shares were made.
         seats: by member, in the order in which they joined.
-        topics: those that members read or have read, by name, for as long as they exist: what such a topic has more
-            when somebody reads it again is new to the group.
+        topics: those that members read or have read, by name: what such a topic has more when somebody reads it again
+            is new to the group. One that was deleted has no partitions, and so all of one that is made anew under its
+            name are new. The last ones that were deleted come last.
         number: the last one that was given to a join or a claim.
         incarnation: random; empty: the znode was not made by `make_group`, and the first change makes one.
         version: of the group's znode; -1: it does not exist.
