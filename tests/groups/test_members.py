@@ -24,6 +24,7 @@ from kafkalog.client.consumer import starts
 from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.client.consumer.callbacks import Callback
 from kafkalog.client.consumer.consumer import MessageStream
+from kafkalog.client.consumer.cursors import Lease
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -1126,6 +1127,36 @@ def test_nothing_more_is_handed_out_once_the_lease_has_ended(
             end_it()
         assert next_offset[way]() == 0
         assert of(one)._epoch > epochs[0]
+
+
+@pytest.mark.parametrize("way", ["consume", "arrow"])
+def test_what_a_close_kept_back_is_not_committed(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Another thread closes the consumer after the last look at the lease; its `on_revoked` takes until the reader has
+    asked again."""
+    is_revoked, has_asked = threading.Event(), threading.Event()
+    one = member(cluster, tested, {"on_revoked": lambda *_: (is_revoked.set(), has_asked.wait(30))})
+    closing, has_ended = threading.Thread(target=one.close), Lease.has_ended
+
+    def close_after(lease: Lease) -> bool:
+        try:
+            return has_ended(lease)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                monkeypatch.setattr(Lease, "has_ended", has_ended)
+                closing.start()
+                assert is_revoked.wait(30)
+
+    waited_for(lambda: len(one.assignment()) == 2)
+    take = "next_rows" if way == "consume" else "next_arrow"
+    amid(monkeypatch, one._cursors, take, lambda: monkeypatch.setattr(Lease, "has_ended", close_after))
+    with Admin(cluster.bootstrap_servers) as admin:
+        for _ in range(2):
+            assert (one.consume(1, 0.3) if way == "consume" else [*one.arrow_batches(0.3)]) == []
+        has_asked.set()
+        join_all([closing], 30)
+        assert 1 not in admin.committed(tested).values()
 
 
 # --- callbacks

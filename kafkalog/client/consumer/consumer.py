@@ -608,11 +608,15 @@ class Consumer:
             lease = taken[-1][0].lease if taken else None
             for hand in self._polled:
                 hand.is_unseen = False
+            # A signal's handler or another thread may have closed the consumer after the last look; here none comes in
+            # between.
+            if lease is None or lease.end >= 0:
+                return messages
+            self._cursors.give_back(self._polled)
         except BaseException:
             self._cursors.give_back(self._polled)
             raise
-        # The handler of a signal may have closed the consumer after the last look; here none comes in between.
-        return messages if lease is None or lease.end >= 0 else []
+        return []
 
     def _is_late(self, cursor: Cursor, message: Message) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
@@ -708,13 +712,13 @@ class Consumer:
         try:
             while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
                 cursor = hand.cursor
-                if cursor is None or cursor.has_ended():
+                lease = None if cursor is None else cursor.lease
+                if cursor is None or (lease is not None and (lease.has_ended() or lease.end < 0)):  # as in `consume`
                     hand.give_up()  # unseen: it is fetched again
                     hand = Hand()
                     continue
                 hand.is_unseen = False
-                if cursor.lease is None or cursor.lease.end >= 0:  # as in `consume`
-                    yield batch
+                yield batch
         finally:
             hand.give_up()
 
