@@ -93,7 +93,8 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
     auto_commit_interval_ms = Setting(int, 5_000, between(1, INT_MAX), "How often a subscribed consumer commits its position.")
     session_timeout_ms = Setting(int, 10_000, between(500, 3_600_000),
         "How long a subscribed consumer stays a member of its group without a heartbeat. Then its partitions go to others.")
-    heartbeat_interval_ms = Setting(int, 3_000, between(1, INT_MAX), "How often a subscribed consumer sends a heartbeat.")
+    heartbeat_interval_ms = Setting(int, 3_000, between(1, INT_MAX),
+        "How often a subscribed consumer sends a heartbeat; at least three times in session.timeout.ms, whatever is set here.")
     max_poll_interval_ms = Setting(int, 300_000, between(1, LONG_MAX),
         "How long a subscribed consumer may take for the records that it was handed. After that it leaves the group until it asks for more.")
     group_instance_id = Setting(str, None, anything,
@@ -106,7 +107,7 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
     # fmt: on
 
     def conflict(self) -> tuple[str, str] | None:
-        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+        if self.heartbeat_interval_ms >= self.session_timeout_ms and "heartbeat.interval.ms" in self.given():
             return "heartbeat.interval.ms", f"it must be less than session.timeout.ms ({self.session_timeout_ms})"
         return None
 

@@ -1056,6 +1056,15 @@ def test_starts_in_many_topics_are_asked_for_by_one_call_to_each_leader(
     assert sum(asked) == 40
 
 
+def test_an_auto_commit_comes_no_later_because_its_member_joins_again(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, auto_commit_interval_ms=60_000) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1] and len(one.committed()) == 2)
+        at, epoch = of(one)._commit_at, of(one)._epoch
+        of(one)._lease.end = -1.0
+        assert one.poll(30)
+        assert of(one)._epoch > epoch and of(one)._commit_at == at
+
+
 # --- leases
 
 
@@ -1077,6 +1086,32 @@ def test_a_lease_counts_from_the_sending_of_its_renewal_and_ends_before_the_brok
         waited_for(lambda: len(sent) > 5)
     assert all(end <= at + 20 * 0.9 for at, end in zip(sent, ends[1:], strict=False))
     assert ends[2] > ends[1], "it is renewed"
+
+
+@pytest.mark.parametrize(("session_ms", "heartbeat"), [(60_000, {"heartbeat_interval_ms": 59_000}), (2_000, {})])
+def test_a_lease_is_renewed_three_times_in_a_session_whatever_the_heartbeat_is(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, session_ms: int, heartbeat: dict[str, int]
+) -> None:
+    """Counted from the sending of a renewal, however late its answer comes."""
+    waits: list[float | None] = []
+    wait = threading.Event.wait
+
+    def note(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread().name == "kafkalog-lease":
+            waits.append(timeout)
+        return wait(event, timeout)
+
+    def late(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "RenewMember":
+            time.sleep(0.2)
+        return reply
+
+    monkeypatch.setattr(threading.Event, "wait", note)
+    with requests(late), Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=session_ms, **heartbeat) as one:
+        one.subscribe(tested)
+        waited_for(lambda: len(waits) > 1)
+        assert waits[1] is not None and waits[1] <= session_ms / 3000 - 0.2
 
 
 def test_a_lease_that_ends_before_the_answer_to_its_renewal_stays_ended(cluster: LocalCluster, tested: str) -> None:

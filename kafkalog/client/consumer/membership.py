@@ -2,9 +2,9 @@
 
 Three threads:
 
-- `kafkalog-lease` renews the lease at each heartbeat. The lease counts from the *sending* of the last renewal that
-  succeeded, by this process's monotonic clock, and ends a margin before the brokers' count. After that nothing is
-  handed out.
+- `kafkalog-lease` renews the lease at each heartbeat, and three times in a session at least. The lease counts from the
+  *sending* of the last renewal that succeeded, by this process's monotonic clock, and ends a margin before the brokers'
+  count. After that nothing is handed out.
 - `kafkalog-news` waits at a broker for another generation, or for partitions that others release.
 - `kafkalog-member` does everything else: for each generation it gives back the partitions that are no longer this
   member's, once no iterator has a record of them in hand, and claims those that now are. Partitions that stay are read
@@ -268,6 +268,7 @@ class Membership:
     # --- the lease
 
     def _keep_lease(self) -> None:
+        interval = min(self._settings.heartbeat_interval_ms / 1000, self._session_seconds / 3)
         pause = PAUSE_SECONDS
         wait = 0.0
         while not self._closing.wait(wait):
@@ -277,7 +278,7 @@ class Membership:
                     return
                 me, session_timeout_ms = self._me(), self._settings.session_timeout_ms
             sent = time.monotonic()
-            wait = self._settings.heartbeat_interval_ms / 1000
+            wait = interval
             if self._lease.has_ended():
                 self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 continue
@@ -290,7 +291,7 @@ class Membership:
             except KafkalogError:
                 wait, pause = pause, min(pause * 2, _PAUSE_SECONDS_MAX, self._session_seconds / 10)
             else:
-                pause = PAUSE_SECONDS
+                wait, pause = max(0.0, sent + interval - time.monotonic()), PAUSE_SECONDS
                 if self._lease.has_ended():  # who noticed it has dropped a record already
                     self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 with self._lock:
@@ -472,7 +473,6 @@ class Membership:
             self._generation = -1
             self._take_news(reply.news)
             self._asked_at = time.monotonic()
-            self._commit_at = time.monotonic() + settings.auto_commit_interval_ms / 1000
             self._lease = Lease(sent + self._session_seconds * (1 - _MARGIN))
             self._changed.notify_all()
         log.info("group_joined", group=self._group, member=self._name, generation=self._generation)

@@ -35,6 +35,12 @@ def test_a_record_may_not_linger_beyond_its_delivery_timeout() -> None:
         parse_producer({"linger_ms": 500, "delivery_timeout_ms": 100})
 
 
+def test_only_a_heartbeat_that_is_given_has_to_be_shorter_than_the_session() -> None:
+    assert ConsumerSettings.parse({"session_timeout_ms": 1000}).session_timeout_ms == 1000
+    with pytest.raises(InvalidSetting, match=r"less than session\.timeout\.ms \(1000\)"):
+        ConsumerSettings.parse({"session_timeout_ms": 1000, "heartbeat_interval_ms": 1000})
+
+
 def test_a_consumers_group_is_no_setting_but_an_argument() -> None:
     with pytest.raises(UnknownSetting, match=r"no consumer setting 'group_id': it is the argument group"):
         ConsumerSettings.parse({"group_id": "g"})
