@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import itertools
 import re
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,10 +48,12 @@ class _Called(NamedTuple):
     Attributes:
         consumer: that it was called with.
         task: that runs it.
+        thread: that waits for it.
     """
 
     consumer: weakref.ref[Consumer]
     task: asyncio.Task[Any]
+    thread: int
 
 
 _callback: ContextVar[_Called | None] = ContextVar("_callback", default=None)
@@ -115,7 +118,7 @@ class Consumer:
         """Leave the group, and close the connections, as `kafkalog.Consumer.close`. Iterators end, and waiting calls
         return, in other tasks too."""
         self._left = _NOTHING
-        await in_thread(partial(self._consumer.close, timeout))
+        await self._leaving(partial(self._consumer.close, timeout))
         self._thread.stop()
         self._forsaken.detach()
 
@@ -146,7 +149,7 @@ class Consumer:
         Raises:
             InvalidArgument: the consumer has no group, or has partitions assigned by `assign`.
         """
-        await in_thread(
+        await self._leaving(
             partial(
                 self._consumer.subscribe,
                 topics,
@@ -158,7 +161,18 @@ class Consumer:
 
     async def unsubscribe(self) -> None:
         """Leave the group; as `close`, but the consumer stays open."""
-        await in_thread(self._consumer.unsubscribe)
+        await self._leaving(self._consumer.unsubscribe)
+
+    async def _leaving(self, call: Callable[[], None]) -> None:
+        """Make a call that leaves a group; if a callback makes it, without a wait for that callback's end."""
+        called, in_callback = self._called(), self._consumer._in_callback
+
+        def leave() -> None:
+            if called is not None:
+                in_callback.behalf = called.thread  # of this thread, which ends with the call
+            call()
+
+        await in_thread(leave)
 
     def _on_loop(self, callback: Callback | None) -> Callable[[Any, list[TopicPartition]], object] | None:
         """A callback for the engine, which calls it in another thread: that waits while the event loop runs it."""
@@ -166,19 +180,19 @@ class Consumer:
             return None
         loop, reference = asyncio.get_running_loop(), weakref.ref(self)
 
-        async def called(partitions: list[TopicPartition]) -> None:
+        async def called(partitions: list[TopicPartition], thread: int) -> None:
             consumer = reference()
             if consumer is not None:
                 task = asyncio.current_task()
                 assert task is not None
-                _callback.set(_Called(reference, task))
+                _callback.set(_Called(reference, task, thread))
                 result = callback(consumer, partitions)
                 if inspect.isawaitable(result):
                     await result
 
         def call(_: Any, partitions: list[TopicPartition]) -> None:
             if not loop.is_closed():
-                asyncio.run_coroutine_threadsafe(called(partitions), loop).result()
+                asyncio.run_coroutine_threadsafe(called(partitions, threading.get_ident()), loop).result()
 
         return call
 
@@ -411,9 +425,13 @@ class Consumer:
         taking = partial(take, taken=tuple(self._earlier)) if self._earlier else take
         return _Wait(take, hand, self._thread.begin(partial(_waited, self._consumer, taking, processed, hand)))
 
-    def _check_not_in_callback(self) -> None:
+    def _called(self) -> _Called | None:
+        """The callback of this consumer in which this runs, directly or in a task that it began."""
         called = _callback.get()
-        if called is not None and called.consumer() is self and not called.task.done():
+        return called if called is not None and called.consumer() is self and not called.task.done() else None
+
+    def _check_not_in_callback(self) -> None:
+        if self._called() is not None:
             raise InvalidArgument(reason=threaded.READING_CALLBACK)
 
     def _put_earlier_down(self) -> None:

@@ -69,9 +69,19 @@ class Call:
 
 
 class InCallback(threading.local):
-    """Whether the thread that asks, `here`, runs a callback of the consumer, of whichever subscription."""
+    """What the thread that asks has to do with callbacks of the consumer, of whichever subscription.
+
+    Attributes:
+        here: it runs one.
+        behalf: the thread that runs one, and waits for a call that one makes in the thread that asks; -1: none does.
+    """
 
     here = False
+    behalf = -1
+
+    def waits_for_this(self, thread: int | None) -> bool:
+        """Whether a thread is the one that asks, or cannot get on before that one's call returns."""
+        return thread in (threading.get_ident(), self.behalf)
 
 
 class Callbacks:
@@ -131,7 +141,7 @@ class Callbacks:
 
     def are_served_elsewhere(self) -> bool:
         """Whether another thread runs a callback."""
-        return self._serving is not None and self._server != threading.get_ident()
+        return self._serving is not None and not self._in_callback.waits_for_this(self._server)
 
     def served(self) -> set[TopicPartition]:
         """What the callback that runs now was called with."""

@@ -102,6 +102,7 @@ class Membership:
         self._cluster = cluster
         self._cursors = cursors
         self._consumer = weakref.ref(consumer)
+        self._in_callback = in_callback
         self._group = group
         self._settings = settings
         self._subscription = subscription
@@ -891,8 +892,8 @@ class Membership:
             log.info("group_left_by_its_lease", group=self._group, member=self._name, reason=str(error))
 
     def is_stopping_here(self) -> bool:
-        """Whether `stop` runs in this thread: this is a callback of it, or a signal's handler above it."""
-        return self._stopper == threading.get_ident()
+        """Whether `stop` waits for this thread: this is a callback of it, or a signal's handler above it."""
+        return self._in_callback.waits_for_this(self._stopper)
 
     def stop(self, timeout: float) -> None:
         """Hand out nothing more, call `on_revoked` in this thread, commit, and leave the group; a static member keeps

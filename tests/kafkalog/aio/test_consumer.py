@@ -18,6 +18,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer, TopicPartition, aio
 from kafkalog.aio.calls import in_thread
+from kafkalog.client.consumer import consumer as threaded
 from kafkalog.client.consumer.cursors import Hold
 from kafkalog.errors import Closed, InvalidArgument, OffsetOutOfRange, UnknownTopic
 from tests.between import amid
@@ -721,6 +722,39 @@ def test_a_callback_cannot_read(cluster: LocalCluster, filled: list[TopicPartiti
 
     asyncio.run(main())
     assert len(told) == 8
+
+
+@pytest.mark.parametrize("way", ["close", "unsubscribe", "subscribe"])
+def test_what_leaves_the_group_does_not_wait_for_the_callback_that_called_it(
+    cluster: LocalCluster, filled: list[TopicPartition], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Nor for the `on_revoked` that it calls itself."""
+    monkeypatch.setattr(threaded, "_LEAVE_SECONDS", 120.0)
+    [topic] = {partition.topic for partition in filled}
+    told: list[str] = []
+
+    async def main() -> None:
+        async def leave(consumer: aio.Consumer, told_then: str) -> None:
+            if way == "subscribe":
+                await consumer.subscribe(topic)
+            else:
+                await (consumer.close(120) if way == "close" else consumer.unsubscribe())
+            told.append(told_then)
+
+        consumer = aio.Consumer(cluster.bootstrap_servers, group=topic, **GROUP)
+        await consumer.subscribe(
+            topic,
+            on_assigned=lambda consumer, _: leave(consumer, "assigned"),
+            on_revoked=lambda consumer, _: leave(consumer, "revoked"),
+        )
+        reading = asyncio.create_task(consumer.poll())
+        await until(lambda: len(told) == 2, 20)
+        await consumer.close()
+        with suppress(InvalidArgument):  # nothing is assigned
+            await reading
+
+    asyncio.run(main())
+    assert told == ["revoked", "assigned"]
 
 
 def test_an_error_of_a_callback_in_consume_counts_nothing_as_processed(
