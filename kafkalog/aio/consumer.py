@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -40,6 +41,7 @@ Callback = Callable[["Consumer", list[TopicPartition]], Awaitable[object] | obje
 """(consumer, partitions); called on the event loop, and awaited if it is a coroutine function."""
 
 _NOTHING: Iterator[Message] = iter(())
+_LOOK_SECONDS = 0.5
 
 
 class _Called(NamedTuple):
@@ -175,7 +177,8 @@ class Consumer:
         await in_thread(leave)
 
     def _on_loop(self, callback: Callback | None) -> Callable[[Any, list[TopicPartition]], object] | None:
-        """A callback for the engine, which calls it in another thread: that waits while the event loop runs it."""
+        """A callback for the engine, which calls it in another thread: that waits while the event loop runs it. A loop
+        that has stopped may run on, but not once it is closed; and nobody is called who does not have the consumer."""
         if callback is None:
             return None
         loop, reference = asyncio.get_running_loop(), weakref.ref(self)
@@ -190,9 +193,17 @@ class Consumer:
                 if inspect.isawaitable(result):
                     await result
 
+        def is_over() -> bool:
+            return loop.is_closed() or reference() is None
+
         def call(_: Any, partitions: list[TopicPartition]) -> None:
-            if not loop.is_closed():
-                asyncio.run_coroutine_threadsafe(called(partitions, threading.get_ident()), loop).result()
+            if is_over():
+                return
+            running = asyncio.run_coroutine_threadsafe(called(partitions, threading.get_ident()), loop)
+            while not futures.wait([running], _LOOK_SECONDS).done:
+                if is_over():
+                    return
+            running.result()
 
         return call
 

@@ -676,6 +676,38 @@ def test_a_consumer_that_nobody_has_any_more_leaves_its_group(cluster: LocalClus
     waited_for(lambda: not admin.describe_group(topic).members, 5, "its session has not ended by then")
 
 
+@pytest.mark.parametrize("is_due", [False, True], ids=["called", "due"])
+def test_a_consumer_that_nobody_has_any_more_waits_for_no_loop_that_has_stopped(
+    cluster: LocalCluster, admin: Admin, topic: str, is_due: bool
+) -> None:
+    """Neither to call it at its end, nor for a callback that was due when it was dropped."""
+    filled_with(1, cluster, admin, topic)
+    before, loop = set(threading.enumerate()), asyncio.new_event_loop()
+    consumer = aio.Consumer(cluster.bootstrap_servers, group=topic, **{**GROUP, "session_timeout_ms": 60_000})
+    told: list[str] = []
+    loop.run_until_complete(
+        consumer.subscribe(
+            topic,
+            on_assigned=lambda *_: told.append("assigned"),
+            on_revoked=lambda *_: told.append("revoked"),
+        )
+    )
+    if is_due:
+        loop.run_until_complete(consumer.poll(0.0))
+        membership = consumer._consumer._membership
+        assert membership is not None
+        waited_for(lambda: membership.callbacks._serving is not None)
+    else:
+        assert len(loop.run_until_complete(consumer.consume(2))) == 2
+    del consumer
+    gc.collect()
+    waited_for(lambda: not admin.describe_group(topic).members, 30, "its session has not ended by then")
+    waited_for(lambda: not set(threading.enumerate()) - before)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert told == ([] if is_due else ["assigned"])
+
+
 def test_an_error_of_a_callback_is_raised_to_who_reads(cluster: LocalCluster, filled: list[TopicPartition]) -> None:
     async def main() -> None:
         async def on_assigned(consumer: aio.Consumer, partitions: list[TopicPartition]) -> None:
