@@ -47,7 +47,7 @@ _KILLED_S = 30.0
 
 class Progress:
     """One stream's progress. Its methods return at once, but for `finish` and `stop`; the thread starts with the first
-    position.
+    position, or with `begin`.
 
     Args:
         cluster: the group's.
@@ -99,6 +99,11 @@ class Progress:
                 self._asked += 1
             self._start()
             self._changed.notify_all()
+
+    def begin(self) -> None:
+        """Make the stream a member of the group if it has never been one: it reads, but its position is not known."""
+        if not self._asked:
+            self.at({})
 
     def done(self, end: PartitionOffsets) -> None:
         """Note that the stream has processed a batch that ended there. Partitions with a higher position keep it."""

@@ -409,7 +409,11 @@ class StreamSession:
     # --- what its tasks read -------------------------------------------------------------------------------------
 
     def planned(self, start: PartitionOffsets, end: PartitionOffsets) -> list[list[PlannedRange]]:
-        """A micro-batch's splits: between two positions, as they were logged."""
+        """A micro-batch's splits: between two positions, as they were logged.
+
+        The micro-batch that a restart repeats is planned before the first `next_position`. It may take long, so the
+        stream is a member of its group from then on.
+        """
         start, end = self._selected(start), self._selected(end)
         if self._target is not None and end != self._initial:
             self._check_end(self._target, end)
@@ -419,6 +423,7 @@ class StreamSession:
             for lost in (*whats_gone(start, end), *whats_moved_back(start, end)):
                 self._losses.found(lost)
         ranges, topic_ids = self._lookup.asked_again(lambda losses: self._ranges(start, end, losses), self._losses)
+        self.progress.begin()
         leaders = {each.partition: self._lookup.leader(each.partition, topic_ids[each.partition]) for each in ranges}
         return [
             [PlannedRange(each, topic_ids[each.partition], leader=leaders[each.partition]) for each in one_split]

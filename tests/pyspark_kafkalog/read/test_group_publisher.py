@@ -111,6 +111,18 @@ def test_the_position_is_seen_as_soon_as_the_stream_asks_for_more(admin: Admin, 
     assert members(admin, group) == []
 
 
+def test_a_stream_that_repeats_a_micro_batch_after_a_restart_is_a_member_meanwhile(
+    admin: Admin, reader: MakeReader, made: str
+) -> None:
+    start, end = {made: {"0": 2, "1": 2}}, {made: {"0": 5, "1": 5}}
+    stream = reader(subscribe=made, kafkalog__group__id=made)
+    stream.partitions(start, end)
+    waited_for(lambda: len(members(admin, made)) == 1)
+    assert published(admin, made) == {}
+    stream.latestOffset(end, EVERYTHING)
+    waited_for(lambda: published(admin, made) == {f"{made}-0": 5, f"{made}-1": 5})
+
+
 def test_a_commit_moves_the_position_forward_only(admin: Admin, reader: MakeReader, made: str) -> None:
     stream = reader(subscribe=made, kafkalog__group__id=made)
     position = {made: {"0": 6, "1": 6}}
