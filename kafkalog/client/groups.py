@@ -116,9 +116,9 @@ def list_groups(cluster: Cluster) -> list[GroupSummary]:
     return [GroupSummary(each.group, tuple(each.topics), each.live_members, each.kind) for each in reply.groups]
 
 
-def describe_group(cluster: Cluster, group: str) -> GroupInfo:
+def describe_group(cluster: Cluster, group: str, *, patient: bool = True) -> GroupInfo:
     """A group's offsets and live members. Raises InvalidRequest, UnknownGroup."""
-    reply: pb.GroupDescription = cluster.call("DescribeGroup", pb.DescribeGroupRequest(group=group))
+    reply: pb.GroupDescription = cluster.call("DescribeGroup", pb.DescribeGroupRequest(group=group), patient=patient)
     offsets = {
         TopicPartition(each.topic, each.partition): GroupOffset(each.offset, each.committed_us)
         for each in reply.offsets

@@ -4,8 +4,9 @@ The position is Spark's: the start that Spark passes to `latestOffset`, and the 
 everything before them is processed. A thread writes it, through a broker, to ZooKeeper, and renews the stream's place
 among the group's live members. Of several members only the first publishes; the others log a warning and take over when
 it has ended. Nothing here slows a query or fails it: a failure is logged once until it passes, and the next renewal
-tries again. But a stream that meets subscribed consumers in its group publishes nothing any more: they may be away for
-a moment later, and would go on at its position instead of theirs.
+tries again. But a stream that meets subscribed consumers in its group, and sees that they live, publishes nothing any
+more: they may be away for a moment later, and would go on at its position instead of theirs. Consumers that were killed
+stay members for their session.timeout.ms; they live if one renews its lease, or another one comes.
 
 Spark ends the process of a source without notice. A member that is not renewed expires after 10 s. A successor on the
 same machine does not wait for that, because it sees that the process has ended.
@@ -41,8 +42,8 @@ _PUBLISH_EVERY_S = 0.2
 _FINISH_S = 5.0
 _END_S = 1.0
 _LAST_ATTEMPTS = 5
-_KILLED_S = 30.0
-"""Consumers that are still members after so long were not killed before the stream began."""
+_RENEWED_S = 1.0
+"""A lease that ends later by more than that was renewed."""
 
 
 class Progress:
@@ -75,7 +76,7 @@ class Progress:
         self._order = 0
         self._is_first: bool | None = None
         self._failing = False
-        self._refused_s: float | None = None  # when consumers were met first
+        self._leases_end_s: dict[str, float] = {}  # of the consumers, by name, as they were when they were met first
         self._has_given_up = False
         self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
 
@@ -190,7 +191,7 @@ class Progress:
         except Exception as error:
             self._failed(error)
             return False
-        self._failing, self._refused_s = False, None
+        self._failing, self._leases_end_s = False, {}
         self._renewed_s = time.monotonic()
         self._is_first, was_first = first.name == me.name, self._is_first
         if self._is_first:
@@ -240,9 +241,7 @@ class Progress:
 
     def _met_consumers(self, error: GroupKindDiffers) -> None:
         self._failed(error)
-        if self._refused_s is None:
-            self._refused_s = time.monotonic()
-        if time.monotonic() >= self._refused_s + _KILLED_S:
+        if self._sees_live_consumers():
             self._has_given_up = True
             log.warning(
                 "group_is_read_by_consumers",
@@ -250,6 +249,27 @@ class Progress:
                 effect="this query's progress is not published until it is started again; give it a group of its own "
                 "with kafkalog.group.id",
             )
+
+    def _sees_live_consumers(self) -> bool:
+        """Whether a consumer has renewed its lease, or come, since the first call. False if that cannot be seen now."""
+        from kafkalog.client.groups import describe_group
+
+        asked_s = time.monotonic()
+        try:
+            found = describe_group(self._cluster, self._group, patient=False)
+        except Exception as error:
+            self._failed(error)
+            return False
+        left_s = {each.name: each.left_ms / 1000 for each in found.members if found.kind == "consumer"}
+        first_s = self._leases_end_s
+        if not first_s:
+            answered_s = time.monotonic()
+            self._leases_end_s = {name: answered_s + left for name, left in left_s.items()}
+            return False
+        return any(
+            name not in first_s or (left and asked_s + left > first_s[name] + _RENEWED_S)
+            for name, left in left_s.items()
+        )
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:

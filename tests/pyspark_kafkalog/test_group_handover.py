@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from kafkalog.client.consumer import membership
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
 from kafkalog.errors import GroupKindDiffers
 from kafkalog.records import Message
+from kafkalog.wire import broker_pb2 as pb
 from pyspark_kafkalog.read import group_publisher
+from pyspark_kafkalog.read.group_publisher import Progress
 from tests.pyspark_kafkalog.live import EVERYTHING, Live
 from tests.waiting import waited_for
 
@@ -112,38 +115,62 @@ def test_a_group_has_members_of_one_kind_at_a_time(live: Live, monkeypatch: pyte
         late.stop()
 
 
-@pytest.mark.parametrize("were_killed", [True, False])
-def test_a_query_that_meets_consumers_in_its_group_takes_it_over_only_if_they_were_killed_before(
-    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, were_killed: bool
-) -> None:
-    """An application that restarts is away for a moment, and goes on at its own offsets."""
-    topic = live.topic(20)
-    group = f"met-{topic}"
+@pytest.fixture
+def told(live: Live, new_topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Progress]:
+    """A stream's progress, published every moment, in a group of its own."""
     monkeypatch.setattr(group_publisher, "_PUBLISH_EVERY_S", 0.01)
     monkeypatch.setattr(group_publisher, "RENEW_S", 0.05)
-    monkeypatch.setattr(group_publisher, "_KILLED_S", 600.0 if were_killed else 0.5)
-    partition = TopicPartition(topic, 0)
     with closing(Cluster(live.servers)) as cluster:
-        told = group_publisher.Progress(cluster, group, "here")
-        with Consumer(live.servers, group=group, auto_offset_reset="earliest") as consumer:
-            consumer.subscribe(topic)
-            assert len(consumer.consume(5, timeout=60)) == 5
-            consumer.commit({partition: 5})
-            told.at({partition: 20})
-            waited_for(lambda: "group_progress_not_published" in caplog.text)
-            if not were_killed:
-                waited_for(lambda: "group_is_read_by_consumers" in caplog.text)
-        if were_killed:
-            waited_for(lambda: live.admin.committed(group) == {partition: 20})
-            told.finish()
-            return
-        for number in range(3):
-            told.at({partition: 10 + number})
-            waited_for(lambda: told._answered == told._asked)
+        told = Progress(cluster, f"met-{new_topic()}", "here")
+        yield told
         told.finish()
-        assert live.admin.committed(group) == {partition: 5}
-        assert live.admin.describe_group(group).kind == "consumer"
-        assert caplog.text.count("group_is_read_by_consumers") == 1
+
+
+def joined(told: Progress, name: str, topic: str, session_timeout_ms: int) -> None:
+    """Join a consumer that never renews its lease, because it was killed."""
+    member = pb.GroupMember(member=name, topics=[topic], session_timeout_ms=session_timeout_ms)
+    told._cluster.call("JoinGroup", pb.JoinGroupRequest(group=told._group, member=member, assignor="range"))
+
+
+def test_a_query_that_meets_killed_consumers_in_its_group_publishes_once_their_sessions_are_over(
+    live: Live, told: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = TopicPartition(live.topic(20), 0)
+    joined(told, "killed", partition.topic, 500)
+    told.at({partition: 20})
+    waited_for(lambda: live.admin.committed(told._group) == {partition: 20})
+    assert "group_progress_not_published" in caplog.text
+    assert "group_is_read_by_consumers" not in caplog.text
+
+
+def test_a_query_that_meets_live_consumers_in_its_group_leaves_it_to_them_also_while_they_restart(
+    live: Live, told: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition, group = TopicPartition(live.topic(20), 0), told._group
+    with Consumer(live.servers, group=group, auto_offset_reset="earliest", heartbeat_interval_ms=100) as consumer:
+        consumer.subscribe(partition.topic)
+        assert len(consumer.consume(5, timeout=60)) == 5
+        consumer.commit({partition: 5})
+        told.at({partition: 20})
+        waited_for(lambda: "group_is_read_by_consumers" in caplog.text)
+    for number in range(3):
+        told.at({partition: 10 + number})
+        waited_for(lambda: told._answered == told._asked)
+    told.finish()
+    assert live.admin.committed(group) == {partition: 5}
+    assert live.admin.describe_group(group).kind == "consumer"
+    assert caplog.text.count("group_is_read_by_consumers") == 1
+
+
+def test_a_consumer_that_comes_to_killed_ones_shows_a_query_that_the_group_is_in_use(
+    live: Live, told: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = live.topic(5)
+    joined(told, "killed", topic, 60_000)
+    told.at({TopicPartition(topic, 0): 5})
+    waited_for(lambda: bool(told._leases_end_s))
+    joined(told, "other", topic, 60_000)
+    waited_for(lambda: "group_is_read_by_consumers" in caplog.text)
 
 
 def _polled(consumer: Consumer) -> list[Message]:
