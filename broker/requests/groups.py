@@ -270,6 +270,4 @@ def _check_known(group: str, host: Host) -> None:
 
 def check_name(name: str, what: str = "group") -> None:
     if not paths.is_valid_name(name):
-        raise InvalidRequest(
-            reason=f"'{name}' is not a {what} name: use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.', '..'"
-        )
+        raise InvalidRequest(reason=f"'{name}' is not a {what} name: {paths.NAME_RULE}")

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from kafkalog.errors import InvalidArgument
 from kafkalog.records import TopicPartition
+from kafkalog.zk.paths import NAME_RULE, is_valid_name
 
 _Value = TypeVar("_Value")
 
@@ -16,6 +17,13 @@ def text(what: str, given: object) -> str:
     if not isinstance(given, str):
         raise InvalidArgument(reason=f"{what} is {given!r}, not a str")
     return utf8(what, given)
+
+
+def name(what: str, given: object) -> str:
+    """A name that brokers accept for a group. Raises InvalidArgument."""
+    if not is_valid_name(text(what, given)):
+        raise InvalidArgument(reason=f"{what} is {given!r}, which is not a name: {NAME_RULE}")
+    return str(given)
 
 
 def utf8(what: str, given: str) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from kafkalog.config import Setting, Settings, anything, between, one_of
-from kafkalog.errors import InvalidSetting
+from kafkalog.errors import InvalidArgument, InvalidSetting
 from kafkalog.retry import Backoff
+from kafkalog.zk.paths import NAME_RULE, is_valid_name
 
 _MIB = 1 << 20
 INT_MAX = (1 << 31) - 1  # the limit of the wire, the kernel's timeouts and Kafka's ints
@@ -76,10 +77,22 @@ class ProducerSettings(ClientSettings, what="producer"):
         return None
 
 
-_GROUP = "it is the argument group, as Consumer(servers, group='name')"
+_ELSEWHERE = {
+    "group.id": "it is the argument group, as Consumer(servers, group='name')",
+    "max.poll.records": "give consume() a number, as consumer.consume(500, timeout=1.0)",
+    "consumer.timeout.ms": "give poll() or messages() a timeout in seconds, as consumer.poll(timeout=1.0)",
+    "enable.auto.offset.store": (
+        "a message counts as processed when the next one is asked for; to commit it at another time, set "
+        "enable_auto_commit=False and call consumer.commit(message)"
+    ),
+}
 
 
-class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _GROUP}):
+def _valid_name(value: str) -> str | None:
+    return None if is_valid_name(value) else NAME_RULE
+
+
+class ConsumerSettings(ClientSettings, what="consumer", elsewhere=_ELSEWHERE):
     # fmt: off
     fetch_min_bytes = Setting(int, 1, between(0, INT_MAX),
         "A broker answers a fetch once it has this many bytes. Larger: fewer and fuller answers, later.")
@@ -97,7 +110,7 @@ class ConsumerSettings(ClientSettings, what="consumer", elsewhere={"group.id": _
         "How often a subscribed consumer sends a heartbeat; at least three times in session.timeout.ms, whatever is set here.")
     max_poll_interval_ms = Setting(int, 300_000, between(1, LONG_MAX),
         "How long a subscribed consumer may take for the records that it was handed. After that it leaves the group until it asks for more.")
-    group_instance_id = Setting(str, None, anything,
+    group_instance_id = Setting(str, None, _valid_name,
         "A static name of this consumer in its group. If it comes back under it within session.timeout.ms, it gets its partitions again and no others move.")
     client_id = Setting(str, None, anything, "A name for this client, shown by `kafkalog groups describe`.")
     partition_assignment_strategy = Setting(str, "sticky", one_of("sticky", "range", "roundrobin"),
@@ -138,7 +151,10 @@ def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
 
     Raises:
         InvalidSetting: one is not `host:port`.
+        InvalidArgument: it is a dict of settings, as Confluent's Python client takes them.
     """
+    if isinstance(servers, Mapping):
+        raise InvalidArgument(reason=f"settings are arguments, not a dict: write {_as_arguments(servers)}")
     if not isinstance(servers, Iterable):
         raise InvalidSetting(name="bootstrap.servers", value=str(servers), reason="it must be host:port, as text")
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
@@ -158,3 +174,15 @@ def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
     if not addresses:
         raise InvalidSetting(name="bootstrap.servers", value=str(servers), reason="it names no server")
     return addresses
+
+
+def _as_arguments(given: Mapping[object, object]) -> str:
+    """What to write instead of a dict of Kafka's settings. Values of unknown ones are left out: they may be secret."""
+    known = ClientSettings.rows | ProducerSettings.rows | ConsumerSettings.rows | {"group.id": None}
+    rest = {str(name).replace("_", "."): value for name, value in given.items()}
+    servers = rest.pop("bootstrap.servers", "host:port")
+    arguments = [repr(servers)]
+    for name, value in rest.items():
+        keyword = "group" if name == "group.id" else name.replace(".", "_")
+        arguments.append(f"{keyword}={value!r}" if name in known else f"{keyword}=...")
+    return f"({', '.join(arguments)})"

@@ -125,6 +125,7 @@ def transactional_id(znode_name: str) -> str:
 
 
 _NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}$")
+NAME_RULE = "use 1 to 249 of the characters a-z A-Z 0-9 . _ - but not '.', '..'"
 
 
 def is_valid_name(name: str) -> bool:

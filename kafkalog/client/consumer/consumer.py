@@ -84,13 +84,14 @@ class Consumer:
 
     Raises:
         UnknownSetting, InvalidSetting: of the settings.
+        InvalidArgument: the group's name.
     """
 
     def __init__(
         self, bootstrap_servers: str | Iterable[str] | Cluster, group: str | None = None, **settings: Any
     ) -> None:
         self._settings = ConsumerSettings.parse(settings)
-        self._group = None if group is None else arguments.text("group", group)
+        self._group = None if group is None else arguments.name("group", group)
         self._owns_cluster = not isinstance(bootstrap_servers, Cluster)
         self._cluster = (
             bootstrap_servers
@@ -753,7 +754,9 @@ class Consumer:
 def _after(messages: Sequence[object]) -> dict[TopicPartition, int]:
     """The offset after the last of some messages in each partition. Raises InvalidArgument."""
     offsets: dict[TopicPartition, int] = {}
-    for message in messages:
+    for message in [messages] if isinstance(messages, TopicPartition) else messages:
+        if isinstance(message, TopicPartition):
+            raise InvalidArgument(reason=f"{message} has no offset to commit: give a dict of offsets by TopicPartition")
         if not isinstance(message, Message):
             raise InvalidArgument(reason=f"done has a {type(message).__name__} among its messages")
         partition = TopicPartition(message.topic, message.partition)

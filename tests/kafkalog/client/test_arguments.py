@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog import Admin, Consumer, Producer, TopicPartition, aio
 from kafkalog.errors import InvalidArgument
 
 pytestmark = pytest.mark.timeout(60)
@@ -39,12 +39,23 @@ Call = Callable[[Any], object]
         (lambda c: list(c.messages(max_messages="3")), "max_messages is '3', not an int"),
         (lambda c: list(c.messages(timeout="3")), "timeout is '3', not a number of seconds or None"),
         (lambda c: list(c.arrow_batches(timeout=True)), "timeout is True, not a number of seconds or None"),
+        (lambda c: c.commit(P0), "t-0 has no offset to commit: give a dict of offsets by TopicPartition"),
+        (lambda c: c.commit([P0]), "t-0 has no offset to commit: give a dict of offsets by TopicPartition"),
         (lambda c: type(c)("127.0.0.1:1", group=5), "group is 5, not a str"),
+        (lambda c: type(c)("127.0.0.1:1", group="a b"), "group is 'a b', which is not a name: use 1 to 249 of"),
+        (lambda c: type(c)("127.0.0.1:1", group=""), "group is '', which is not a name: use 1 to 249 of"),
     ],
 )
 def test_a_consumers(cluster: LocalCluster, call: Call, sentence: str) -> None:
     with Consumer(cluster.bootstrap_servers, "g") as consumer:
         assert_told(lambda: call(consumer), sentence)
+
+
+@pytest.mark.parametrize("client", [Admin, Consumer, Producer, aio.Consumer, aio.Producer])
+def test_a_dict_of_settings_as_confluents_client_takes_it_is_shown_as_arguments(client: Call) -> None:
+    given = {"bootstrap.servers": "b:1", "group.id": "g", "auto.offset.reset": "earliest", "sasl.password": "secret"}
+    arguments = "('b:1', group='g', auto_offset_reset='earliest', sasl_password=...)"
+    assert_told(lambda: client(given), f"settings are arguments, not a dict: write {arguments}")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,24 @@ def test_a_consumers_group_is_no_setting_but_an_argument() -> None:
         ConsumerSettings.parse({"group_id": "g"})
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_poll_records", r"give consume\(\) a number"),
+        ("consumer_timeout_ms", r"give poll\(\) or messages\(\) a timeout"),
+        ("enable.auto.offset.store", "a message counts as processed when the next one is asked for"),
+    ],
+)
+def test_kafkas_settings_that_are_calls_here_say_which(name: str, hint: str) -> None:
+    with pytest.raises(UnknownSetting, match=f"no consumer setting '{name}': {hint}"):
+        ConsumerSettings.parse({name: 1})
+
+
+def test_a_static_name_that_brokers_refuse_is_refused_at_once() -> None:
+    with pytest.raises(InvalidSetting, match=r"group\.instance\.id='a b' is not valid: use 1 to 249 of"):
+        ConsumerSettings.parse({"group.instance.id": "a b"})
+
+
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(UnknownSetting, match=r"no producer setting 'linger_mss'; did you mean 'linger\.ms'\?"):
         parse_producer({"linger_mss": 5})
