@@ -8,7 +8,8 @@ A topic of which a generation saw n partitions, and which now has more, is read 
 `auto.offset.reset` says, and so is a topic that is new to the pattern of a member: what came between its creation and
 its discovery would be lost. Their offsets are committed as 0 before the generation that has them. A group keeps in mind
 what it has read, also while no member reads it, or it is deleted: the only reader of a topic may be away for a moment,
-in which it grows or is made anew.
+in which it grows or is made anew. What a Spark stream has read, or what was read or reset without a membership, it
+knows by the offsets.
 """
 
 from __future__ import annotations
@@ -221,9 +222,12 @@ class Groups:
             return replace(after, seats={})
         # What the members had subscribed to before is looked at first: what is new to them is read from 0.
         readers = before if state.kind == members.CONSUMER else {}
-        known = self._topics_of(there, state, readers or wanted, is_sure=is_sure)
-        self._begin_new(group, state, known, is_running=bool(readers))
+        known = self._topics_of(there, state, readers, is_sure=is_sure)
         topics = self._topics_of(there, replace(state, topics=known), wanted, is_sure=is_sure)
+        first_read = topics.keys() - known.keys()
+        if first_read:  # but not those that something else than members has read: a stream, or who assigns partitions
+            first_read -= set(groups.topics_of(self._session, group))
+        self._begin_new(group, state, {name: topic for name, topic in topics.items() if name not in first_read})
         assigned = ASSIGNORS[assignor](
             members.topics_read(wanted, topics),
             {name: topic.partitions for name, topic in topics.items()},
@@ -276,13 +280,11 @@ class Groups:
                 now[name] = topic
         return now
 
-    def _begin_new(self, group: str, state: GroupState, topics: Mapping[str, Topic], *, is_running: bool) -> None:
-        """Commit offset 0 for partitions that are new to a group, which has these topics now."""
+    def _begin_new(self, group: str, state: GroupState, topics: Mapping[str, Topic]) -> None:
+        """Commit offset 0 for partitions that are new to a group, which reads these topics now."""
         new: dict[TopicPartition, groups.Offset] = {}
         for name, topic in topics.items():
             known = state.topics.get(name)
-            if known is None and not is_running:
-                continue
             first = known.partitions if known is not None and known.topic_id == topic.topic_id else 0
             for number in range(first, topic.partitions):
                 new[TopicPartition(name, number)] = groups.Offset(0, topic.topic_id)

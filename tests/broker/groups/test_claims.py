@@ -497,7 +497,7 @@ def test_a_reader_that_is_no_member_commits_nothing_once_one_has_joined(
     other.learn()
     if is_there:
         members.make_group(side.session, "g")
-        groups.commit_offsets(side.session, "g", {P1: Offset(1, topic_id)}, 1)
+        groups.commit_offsets(side.session, "g", {TopicPartition("u", 0): Offset(1, topic_id)}, 1)
     ahead(monkeypatch, side.session, "multi", lambda: other.join("a", "t"))
     with pytest.raises(GroupIsSubscribed):
         claims.commit_unclaimed(side.states, "g", {P0: Offset(5, topic_id)}, 1)

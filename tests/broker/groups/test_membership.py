@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.groups import membership
-from broker.groups.claims import commit, commit_unclaimed, release, seat_of
+from broker.groups.claims import commit, commit_as_first, commit_unclaimed, release, seat_of
 from broker.groups.membership import Lapsed
 from kafkalog.errors import (
     AssignorDiffers,
@@ -419,6 +419,37 @@ def test_a_group_keeps_its_topics_while_streams_follow_it(side: Side) -> None:
     side.grow("t", 3)
     side.join("a", "t")
     assert side.committed() == {TopicPartition("t", 2): 0}
+
+
+@pytest.mark.parametrize("how", ["stream", "reset"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_topic_has_more_than_a_stream_or_an_operator_knew_is_read_from_the_start(
+    side: Side, how: str, is_first: bool
+) -> None:
+    topic_id = side.new_topic("t", 2)
+    side.new_topic("u", 2)
+    read = dict.fromkeys(partitions("t", 0, 1), Offset(7, topic_id))
+    if how == "stream":
+        side.join("s", kind=STREAM, assignor="")
+        commit_as_first(side.states, side.claimant("s"), read, 1)
+        side.groups.leave("g", "s")
+    else:
+        commit_unclaimed(side.states, "g", read, 1)
+    if not is_first:
+        side.join("b", "u")
+    side.grow("t", 4)
+    side.join("a", "t", "u")
+    assert side.committed() == dict.fromkeys(read, 7) | dict.fromkeys(partitions("t", 2, 3), 0)
+
+
+def test_a_topic_made_anew_of_which_only_offsets_were_left_is_read_from_the_start(side: Side) -> None:
+    old = side.new_topic("t", 2)
+    [first, _] = both = partitions("t", 0, 1)
+    commit_unclaimed(side.states, "g", {first: Offset(7, old)}, 1)
+    side.delete_topic("t")
+    side.new_topic("t", 2)
+    side.join("a", "t")
+    assert side.committed() == dict.fromkeys(both, 0)
 
 
 @pytest.mark.parametrize("assignor", ["sticky", "range", "roundrobin"])

@@ -25,6 +25,7 @@ from kafkalog.errors import (
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import groups, members
+from kafkalog.zk.groups import Offset
 from kafkalog.zk.members import Member
 from tests.between import amid
 from tests.broker.conftest import RunningBroker, StartBroker
@@ -262,10 +263,10 @@ def test_a_member_of_which_the_broker_does_not_know_yet_is_not_refused(broker: R
 
 
 def test_claims_name_owners_and_the_offsets_from_which_to_go_on(broker: RunningBroker) -> None:
-    broker.new_topic("t", partitions=4)
-    offsets = [bpb.GroupOffset(topic="t", partition=2, offset=9)]
-    broker.stub.CommitOffsets(bpb.CommitOffsetsRequest(group="g", offsets=offsets), timeout=30)
+    topic_id = broker.new_topic("t", partitions=4)
     join(broker, "one", "t")
+    read = {TopicPartition("t", 2): Offset(9, topic_id)}
+    groups.commit_offsets(broker.broker.host.metadata.session, "g", read, 1)
     got = claim(broker, "one", 1, 0, 1, 2, 3)
     assert [(each.partition, each.offset if each.HasField("offset") else None) for each in got.claims] == [
         (0, None),
