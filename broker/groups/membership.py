@@ -15,6 +15,7 @@ knows by the offsets.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -228,6 +229,8 @@ class Groups:
         if first_read:  # but not those that something else than members has read: a stream, or who assigns partitions
             first_read -= set(groups.topics_of(self._session, group))
         self._begin_new(group, state, {name: topic for name, topic in topics.items() if name not in first_read})
+        if is_sure:
+            self._forget_gone(group, state, topics)
         assigned = ASSIGNORS[assignor](
             members.topics_read(wanted, topics),
             {name: topic.partitions for name, topic in topics.items()},
@@ -292,6 +295,19 @@ class Groups:
             guards = self.states.guards(group, state)  # what is new to an old state may have offsets by now
             now_us = self._clock.now_us()
             groups.commit_offsets(self._session, group, new, now_us, guards, only_new=True, of_present_topics=True)
+
+    def _forget_gone(self, group: str, state: GroupState, topics: Mapping[str, Topic]) -> None:
+        """Delete a group's offsets of topics that were deleted, of which it has those now that are there."""
+        there = {topic.topic_id for topic in topics.values() if topic.partitions}
+        gone = {
+            name: known.topic_id
+            for name, known in state.topics.items()
+            if known.partitions and known.topic_id not in there
+        }
+        if gone:
+            with suppress(UnreadableZnode):  # what cannot be read stays, and holds up nobody
+                found = groups.committed(self._session, group, gone, gone)
+                groups.forget(self._session, group, {partition: each.topic_id for partition, each in found.items()})
 
 
 _NO_SEAT = Seat(0)

@@ -212,15 +212,19 @@ def committed_of(
 
 
 def forget(session: ZooKeeperSession, group: str, topic_ids: Mapping[TopicPartition, bytes]) -> None:
-    """Delete a group's offsets of partitions. Offsets of a topic with another id than the one given are kept."""
-    for partition, topic_id in topic_ids.items():
-        path = paths.group_offset(group, *partition)
-        try:
-            content, stat = session.get(path)
-            if _parse(path, content).topic_id == topic_id:
-                session.delete(path, stat.version)
-        except (NoNode, BadVersion):  # it is gone, or was just written, and so is of an existing topic
-            continue
+    """Delete a group's offsets of partitions. Offsets of a topic with another id than the one given are kept, and so is
+    one that was just written: it is of an existing topic."""
+    wanted = {paths.group_offset(group, *partition): topic_id for partition, topic_id in topic_ids.items()}
+    found = zip(wanted.items(), session.get_many(list(wanted)), strict=True)
+    versions = [
+        (path, each[1].version)
+        for (path, topic_id), each in found
+        if each is not None and _parse(path, each[0]).topic_id == topic_id
+    ]
+    for start in range(0, len(versions), MULTI_MAX):
+        _delete_offsets(session, versions[start : start + MULTI_MAX], ())
+    for topic in {partition.topic for partition in topic_ids}:
+        _delete_empty(session, paths.group_topic_offsets(group, topic))
 
 
 def delete(session: ZooKeeperSession, group: str) -> None:

@@ -410,6 +410,38 @@ def test_the_last_topics_that_were_deleted_are_kept_in_mind(
     assert side.state() == state, "a broker that has not heard of the deletions brings none back"
 
 
+@pytest.mark.parametrize("how", ["refresh", "join", "made anew"])
+def test_offsets_of_a_deleted_topic_are_forgotten(side: Side, how: str) -> None:
+    ids = {name: side.new_topic(name, 2) for name in "tu"}
+    side.join("a", "t", "u")
+    for name, topic_id in ids.items():
+        for partition in partitions(name, 0, 1):
+            offset(side, partition, 7, topic_id)
+    if how == "join":
+        side.groups.leave("g", "a")
+    side.delete_topic("u")
+    if how == "made anew":
+        side.new_topic("u", 1)
+    if how == "join":
+        side.join("b", "t")
+    else:
+        side.groups.refresh("g")
+    anew = dict.fromkeys(partitions("u", 0), 0) if how == "made anew" else {}
+    assert side.committed() == dict.fromkeys(partitions("t", 0, 1), 7) | anew
+    assert groups.topics_of(side.session, "g") == (["t", "u"] if anew else ["t"])
+
+
+def test_an_offset_of_a_deleted_topic_that_cannot_be_read_holds_up_nobody(side: Side) -> None:
+    topic_id = side.new_topic("t", 1)
+    side.join("a", "t")
+    [where] = partitions("t", 0)
+    offset(side, where, 7, topic_id)
+    side.session.set(paths.group_offset("g", *where), b"{")
+    side.delete_topic("t")
+    side.groups.refresh("g")
+    assert side.shares() == {"a": []}
+
+
 def test_a_group_keeps_its_topics_while_streams_follow_it(side: Side) -> None:
     side.new_topic("t", 2)
     side.join("a", "t")

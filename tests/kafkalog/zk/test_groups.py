@@ -89,6 +89,8 @@ def test_offsets_of_topics_that_were_deleted_are_reported_with_their_ids_and_for
         TopicPartition("b", 0): Committed(7, 1, IDS["b"]),
     }
     groups.forget(session, "g", {first: IDS["a"]})  # gone already
+    groups.forget(session, "g", {second: new})
+    assert groups.topics_of(session, "g") == ["b"]
 
 
 def test_members_that_commit_the_same_new_partitions_at_once_all_succeed(
@@ -221,15 +223,8 @@ def test_offsets_that_are_written_or_forgotten_while_they_are_forgotten_or_read(
     session, other = new_session(), new_session()
     first, second, new = TopicPartition("a", 0), TopicPartition("a", 1), b"new id.........."
     commit(session, "g", {first: 5, second: 6}, IDS, 1)
-    get, children = session.get, session.children
-
-    def and_then_it_is_written(path: str, watch: Watch | None = None) -> object:
-        found = get(path, watch)
-        if path == paths.group_offset("g", *first):
-            commit(other, "g", {first: 7}, {"a": new}, 2)
-        return found
-
-    monkeypatch.setattr(session, "get", and_then_it_is_written)
+    children = session.children
+    amid(monkeypatch, session, "get_many", lambda: commit(other, "g", {first: 7}, {"a": new}, 2))
     groups.forget(session, "g", {TopicPartition("a", 7): IDS["a"], first: IDS["a"], second: IDS["a"]})
     assert groups.committed(session, "g", None) == {first: Committed(7, 2, new)}
 
