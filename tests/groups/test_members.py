@@ -1131,6 +1131,32 @@ def test_a_lease_that_ends_before_the_answer_to_its_renewal_stays_ended(cluster:
         waited_for(lambda: bool(partitions_of(one)) and ("lost", [0, 1]) in told)
 
 
+def test_a_member_that_leaves_renews_its_lease_while_on_revoked_runs(cluster: LocalCluster, tested: str) -> None:
+    """At most for max.poll.interval.ms, and hands out nothing meanwhile."""
+    renewed: list[object] = []
+    told: list[int] = []
+
+    def note(ask: Ask, method: str) -> Any:
+        reply = ask()
+        if method == "RenewMember":
+            renewed.append(reply)
+        return reply
+
+    def revoked(reader: Consumer, partitions: list[TopicPartition]) -> None:
+        membership, before = of(reader), len(renewed)
+        waited_for(lambda: len(renewed) > before + 1, 10)
+        assert reader._cursors.is_late()
+        assert 50 < membership._renew_until - time.monotonic() <= 60
+        membership._renew_until = 0.0
+        join_all([thread for thread in membership._threads if thread.name == "kafkalog-lease"], 10)
+        told.append(len(partitions))
+
+    with member(cluster, tested, {"on_revoked": revoked}, max_poll_interval_ms=60_000) as one, requests(note):
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        one.close()
+    assert told == [2]
+
+
 @pytest.mark.parametrize("way", ["poll", "messages", "so many messages", "consume", "arrow"])
 def test_nothing_more_is_handed_out_once_the_lease_has_ended(
     cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch, way: str

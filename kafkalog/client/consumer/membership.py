@@ -4,7 +4,8 @@ Three threads:
 
 - `kafkalog-lease` renews the lease at each heartbeat, and three times in a session at least. The lease counts from the
   *sending* of the last renewal that succeeded, by this process's monotonic clock, and ends a margin before the brokers'
-  count. After that nothing is handed out.
+  count. After that nothing is handed out. A member that leaves hands out nothing more, but renews its lease until
+  `on_revoked` has returned, at most for `max.poll.interval.ms`.
 - `kafkalog-news` waits at a broker for another generation, or for partitions that others release.
 - `kafkalog-member` does everything else: for each generation it gives back the partitions that are no longer this
   member's, once no iterator has a record of them in hand, and claims those that now are. Partitions that stay are read
@@ -146,6 +147,7 @@ class Membership:
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self.is_stopping = False
+        self._renew_until = math.inf  # the lease, after `stop` was called
         self._stopper: int | None = None  # the thread that is in `stop`
         self.has_left = False
         self._is_idle = False  # the member's thread does nothing any more, because of `is_stopping`
@@ -280,7 +282,9 @@ class Membership:
                 me, session_timeout_ms = self._me(), self._settings.session_timeout_ms
             sent = time.monotonic()
             wait = interval
-            if self._lease.has_ended():
+            if sent > self._renew_until:
+                return
+            if self._lease.has_ended() and not self.is_stopping:
                 self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 continue
             try:
@@ -293,7 +297,7 @@ class Membership:
                 wait, pause = pause, min(pause * 2, _PAUSE_SECONDS_MAX, self._session_seconds / 10)
             else:
                 wait, pause = max(0.0, sent + interval - time.monotonic()), PAUSE_SECONDS
-                if self._lease.has_ended():  # who noticed it has dropped a record already
+                if self._lease.has_ended() and not self.is_stopping:  # who noticed it has dropped a record already
                     self._note_lost(me, UnknownMember(group=self._group, member=self._name))
                 with self._lock:
                     if self._is_me(me) and not self._lease.has_ended():
@@ -917,11 +921,13 @@ class Membership:
                 was_stopping, self.is_stopping, self._stopper = self.is_stopping, True, me
                 self._changed.notify_all()
             if not was_stopping:
-                end = time.monotonic() + timeout
+                now = time.monotonic()
+                end, self._renew_until = now + timeout, now + self._settings.max_poll_interval_ms / 1000
                 self._wait_for_others(timeout)
                 is_valid = self._is_member and not self._lease.has_ended()
                 self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
-                self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
+                with self._lock:  # its renewal may be about to set the end
+                    self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
                 seconds = end - time.monotonic()
                 self._tell_the_end(is_valid)
         finally:
@@ -1000,7 +1006,7 @@ class Membership:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
     def _close_threads(self) -> None:
-        """The lease is renewed no longer."""
+        """Nothing is handed out, and the lease is renewed no longer."""
         self._lease.end = -1.0
         self._closing.set()
         with self._lock:
