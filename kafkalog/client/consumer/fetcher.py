@@ -301,7 +301,7 @@ class Fetcher:
     def _ready(self, sources: Sequence[Source]) -> Source | None:
         """Lock held: a source with records or an error. One has its turn while it has records, at most for
         max.partition.fetch.bytes: another thread may drive, and keep it supplied for ever. Then comes the one whose
-        last turn was longest ago."""
+        last turn was longest ago. An error is a turn too: its source may fail again at once."""
         longest = None
         for source in sources:
             if source.arrived:
@@ -314,6 +314,8 @@ class Fetcher:
                 longest = source
         if longest is None:
             return None
+        self._turns += 1
+        longest.turn = self._turns
         if not longest.arrived:
             error = longest.error
             assert error is not None
@@ -321,8 +323,7 @@ class Fetcher:
                 if each.error is error:
                     each.failure, each.error = error, None
             raise error
-        self._turns += 1
-        longest.turn, longest.turn_bytes = self._turns, self._settings.max_partition_fetch_bytes
+        longest.turn_bytes = self._settings.max_partition_fetch_bytes
         return longest
 
     def _is_behind(self) -> bool:

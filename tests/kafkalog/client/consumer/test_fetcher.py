@@ -645,6 +645,23 @@ def test_a_turn_ends_with_the_bytes_of_one_fetch() -> None:
     waiting.close()
 
 
+def test_a_partition_that_fails_each_time_it_is_asked_for_leaves_the_others_their_turns() -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster)
+    failing, busy = waiting.sources
+    batch: Any = SimpleNamespace(header=SimpleNamespace(length=100, record_count=10))
+    for _ in range(2):
+        failing.error = UnknownPartition(topic="t", partition=0, partitions=0)
+        busy.arrived.append(batch)
+        with pytest.raises(UnknownPartition):
+            waiting._ready(waiting.sources)
+        failing.error = failing.failure
+        assert waiting._ready(waiting.sources) is busy
+        busy.take(1, 1)
+        assert waiting._ready([busy]) is None, "its turn is over"
+    waiting.close()
+
+
 def test_more_is_asked_for_once_half_of_what_may_lie_here_is_used_up() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster, max_partition_fetch_bytes=1000)
