@@ -271,7 +271,7 @@ class Consumer:
         """The next message; the one before counts as processed.
 
         Args:
-            timeout: seconds to wait at most; None: until there is one.
+            timeout: seconds to wait at most; None or negative: until there is one.
 
         Returns:
             None after `timeout` seconds without a message, or when closed.
@@ -280,8 +280,7 @@ class Consumer:
             KafkalogError: as `kafkalog.Consumer.messages`.
         """
         self._consumer._check_open()
-        arguments.seconds("timeout", timeout)
-        return await self._poll(timeout)
+        return await self._poll(arguments.seconds("timeout", timeout))
 
     async def _poll(self, timeout: float | None) -> Message | None:
         end = _end(timeout)
@@ -304,7 +303,7 @@ class Consumer:
 
         Args:
             num_messages: to return at most, and to wait for.
-            timeout: seconds to wait at most; None: until there are that many.
+            timeout: seconds to wait at most; None or negative: until there are that many.
 
         Returns:
             fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
@@ -314,10 +313,9 @@ class Consumer:
             KafkalogError: as `kafkalog.Consumer.messages`. Messages that had come before it are returned first.
         """
         self._consumer._check_open()
-        arguments.seconds("timeout", timeout)
+        end = _end(arguments.seconds("timeout", timeout))
         if arguments.whole_number("num_messages", num_messages) < 1:
             raise InvalidArgument(reason=f"num_messages must be at least 1, not {num_messages}")
-        end = _end(timeout)
         self._check_not_in_callback()
         self._put_earlier_down()
         left, is_late = num_messages, self._consumer._is_late
@@ -360,7 +358,7 @@ class Consumer:
         `kafkalog.Consumer.arrow_batches`.
 
         Args:
-            timeout: stop after this many seconds without a batch.
+            timeout: stop after this many seconds without a batch; None or negative: never.
 
         Raises:
             KafkalogError: as `kafkalog.Consumer.messages`.

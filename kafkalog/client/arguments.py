@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -51,9 +52,12 @@ def whole_number(what: str, given: object) -> int:
 
 
 def seconds(what: str, given: object) -> float | None:
-    """A time to wait; None: for ever. Raises InvalidArgument."""
-    if given is None or (isinstance(given, int | float) and not isinstance(given, bool)):
-        return given
+    """A time to wait. None: for ever, which a negative one means too, as in Kafka's Python client, and one that is
+    longer than a thread can wait. Raises InvalidArgument."""
+    if given is None:
+        return None
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return None if given < 0 or given >= threading.TIMEOUT_MAX else given
     raise InvalidArgument(reason=f"{what} is {given!r}, not a number of seconds or None")
 
 

@@ -474,7 +474,7 @@ class Consumer:
 
         Args:
             max_messages: stop after this many.
-            timeout: stop after this many seconds without a message.
+            timeout: stop after this many seconds without a message; None or negative: never.
 
         Raises:
             OffsetOutOfRange: the log does not have the position, with auto.offset.reset=error.
@@ -514,7 +514,7 @@ class Consumer:
         """The next message; the one before counts as processed. For one thread; others use `streams`.
 
         Args:
-            timeout: seconds to wait at most; None: until there is one.
+            timeout: seconds to wait at most; None or negative: until there is one.
 
         Returns:
             None after `timeout` seconds without a message, or when closed.
@@ -532,7 +532,7 @@ class Consumer:
                     return message
             if end is None:
                 self._check_may_read()
-                arguments.seconds("timeout", timeout)
+                timeout = arguments.seconds("timeout", timeout)
                 end = math.inf if timeout is None else time.monotonic() + timeout
             if not self._find_polled(end):
                 return None
@@ -564,7 +564,7 @@ class Consumer:
 
         Args:
             num_messages: to return at most, and to wait for.
-            timeout: seconds to wait at most; None: until there are that many.
+            timeout: seconds to wait at most; None or negative: until there are that many.
 
         Returns:
             fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
@@ -574,7 +574,7 @@ class Consumer:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
         """
         self._check_may_read()
-        arguments.seconds("timeout", timeout)
+        timeout = arguments.seconds("timeout", timeout)
         left = _at_least_one("num_messages", num_messages)
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
@@ -628,7 +628,7 @@ class Consumer:
 
     def _messages(self, part: Part, max_messages: int | None, timeout: float | None, hand: Hand) -> Iterator[Message]:
         self._check_open()
-        arguments.seconds("timeout", timeout)
+        timeout = arguments.seconds("timeout", timeout)
         if max_messages is not None:
             arguments.whole_number("max_messages", max_messages)
         try:
@@ -700,7 +700,7 @@ class Consumer:
         (binary), headers; see `decode.ARROW_SCHEMA`.
 
         Args:
-            timeout: stop after this many seconds without a batch.
+            timeout: stop after this many seconds without a batch; None or negative: never.
 
         Raises:
             KafkalogError: as `messages`.
@@ -709,7 +709,7 @@ class Consumer:
 
     def _arrow_batches(self, timeout: float | None, hand: Hand) -> Iterator[pa.RecordBatch]:
         self._check_open()
-        arguments.seconds("timeout", timeout)
+        timeout = arguments.seconds("timeout", timeout)
         try:
             while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
                 cursor = hand.cursor

@@ -335,7 +335,7 @@ class Producer:
         Raises:
             KafkalogError: the first failure, if there was one that no callback got and no caller asked
                 for by the record's handle.
-            RequestTimedOut: not within `timeout` seconds.
+            RequestTimedOut: not within `timeout` seconds; None or negative: it waits for ever.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
         failure = self._lock.run(self._flush, arguments.seconds("timeout", timeout))
@@ -359,7 +359,7 @@ class Producer:
         """
         if threading.get_ident() in self._accumulator.own_threads:
             raise InvalidArgument(reason="close() cannot be called in on_delivery, because it waits for that thread")
-        arguments.seconds("timeout", timeout)
+        timeout = arguments.seconds("timeout", timeout)
         if not self._lock.run(self._take_no_more):
             return
         end = None if timeout is None else time.monotonic() + timeout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition, aio
+from kafkalog.client import arguments
 from kafkalog.errors import InvalidArgument
 
 pytestmark = pytest.mark.timeout(60)
@@ -101,6 +104,12 @@ def test_an_admins(cluster: LocalCluster, call: Call, sentence: str) -> None:
 def test_a_producers(cluster: LocalCluster, call: Call, sentence: str) -> None:
     with Producer(cluster.bootstrap_servers) as producer:
         assert_told(lambda: call(producer), sentence)
+
+
+@pytest.mark.parametrize("given", [None, -1, -0.5, math.inf, threading.TIMEOUT_MAX, 1 << 63])
+def test_a_timeout_that_means_for_ever(given: float | None) -> None:
+    assert arguments.seconds("timeout", given) is None
+    assert arguments.seconds("timeout", 0) == 0
 
 
 def test_a_callback_that_is_none(cluster: LocalCluster, topic: str) -> None:

@@ -122,6 +122,25 @@ def test_it_starts_at_the_end(cluster: LocalCluster, consumer: Consumer, filled:
     assert numbers(consumer.messages(max_messages=1, timeout=30)) == [100]
 
 
+@pytest.mark.parametrize("timeout", [-1, math.inf])
+def test_threads_that_wait_for_ever_get_what_comes(
+    cluster: LocalCluster, consumer: Consumer, filled: TopicPartition, timeout: float
+) -> None:
+    consumer.assign({filled: "latest"})
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(numbers(consumer.messages(1, timeout))), daemon=True)
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    arrival: Any = consumer._fetcher._arrival
+    waited_for(lambda: bool(arrival._waiters) or not any(thread.is_alive() for thread in threads))
+    fill(cluster, filled.topic, 2)
+    join_all(threads, 30)
+    assert sorted(found) == [0, 1]
+
+
 def test_it_continues_where_its_group_has_committed(cluster: LocalCluster, filled: TopicPartition) -> None:
     group = f"group.{filled.topic}"[:200]
     with Consumer(cluster.bootstrap_servers, group) as first:
