@@ -214,8 +214,9 @@ OPTIONS = (
            "Beginning of the default group name. Ignored if kafkalog.group.id is given.",
            "`spark-kafka-source` and `spark-kafka-relation`, with a new name at every start"),
     Option("committed.fallback", "error, earliest or latest", "error", READ, _word("error", "earliest", "latest"),
-           "Where `startingOffsets=committed` starts in a partition for which the group has committed no offset, "
-           "or an offset that is no longer in the log. `kafkalog.committed.fallback` is another name for it.", OURS),
+           "Where `startingOffsets=committed` starts in a topic in which the group has committed no offset, or in a "
+           "partition with an offset that is no longer in the log. A partition that came to a topic of the group is "
+           "read from its start. `kafkalog.committed.fallback` is another name for it.", OURS),
     Option("endingOffsets", "latest or JSON", "latest", (BATCH_READ,), parse_position,
            "Where a batch ends: the offset after that of the last record. Earliest and latest are looked up each "
            "time the DataFrame is run."),

@@ -45,8 +45,11 @@ def default_group(option: str, value: Any, prefix: str) -> str:
 def with_committed(cluster: Cluster, group: str, fallback: str, starts: PartitionOffsets) -> PartitionOffsets:
     """Replace COMMITTED in starts by the group's current offsets.
 
+    Of a topic in which the group has an offset, a partition without one is new and starts at its first record, whatever
+    the fallback is: nothing of it is skipped (docs/GROUPS.md, rule 10).
+
     Raises:
-        NoCommittedOffset: a partition has none, and the fallback is error.
+        NoCommittedOffset: the group has none in a topic, and the fallback is error.
         CommittedOffsetGone: an offset is not in the log, and the fallback is error.
     """
     from kafkalog.client.admin import list_offsets
@@ -62,10 +65,17 @@ def with_committed(cluster: Cluster, group: str, fallback: str, starts: Partitio
     last = {
         partition: found.offset for partition, found in list_offsets(cluster, dict.fromkeys(wanted, "latest")).items()
     }
-    return starts | {
-        partition: start_of(partition, group, fallback, committed, first[partition] or 0, last[partition] or 0)
-        for partition in wanted
-    }
+    known = {partition.topic for partition in committed}
+    new = {partition for partition in wanted if partition.topic in known and partition not in committed}
+    return (
+        starts
+        | dict.fromkeys(new, EARLIEST)
+        | {
+            partition: start_of(partition, group, fallback, committed, first[partition] or 0, last[partition] or 0)
+            for partition in wanted
+            if partition not in new
+        }
+    )
 
 
 def start_of(

@@ -96,7 +96,7 @@ def test_a_committed_offset_that_the_log_has_is_the_start() -> None:
 
 @pytest.mark.parametrize("fallback, start", [("earliest", EARLIEST), ("latest", 9)])
 def test_without_one_in_the_log_the_fallback_is(fallback: str, start: int) -> None:
-    for committed in ({}, {AT: 2}, {AT: 10}, {TopicPartition("t", 1): 5}):
+    for committed in ({}, {AT: 2}, {AT: 10}):
         assert start_of(AT, "g", fallback, committed, 3, 9) == start
 
 
@@ -120,7 +120,8 @@ def admin(cluster: LocalCluster) -> Iterator[Admin]:
 
 @pytest.fixture
 def made(admin: Admin, cluster: LocalCluster, topic: str) -> str:
-    """A topic of three partitions with 10 records each; group of its name: 4 in the first, a lost one in the second."""
+    """A topic of three partitions with 10 records each; group of its name: 4 in the first, a lost one in the second,
+    and the third is new to it."""
     admin.create_topic(topic, partitions=3)
     with Producer(cluster.bootstrap_servers) as producer:
         for number in range(30):
@@ -140,7 +141,7 @@ def options(cluster: LocalCluster, made: str) -> dict[str, str]:
     }
 
 
-STARTS = [("earliest", [4, 3, 0]), ("latest", [4, 10, 10])]
+STARTS = [("earliest", [4, 3, 0]), ("latest", [4, 10, 0])]
 
 
 def rows_of(reader: BatchReader) -> list[list[int]]:
@@ -199,6 +200,19 @@ def test_what_is_committed_while_a_start_is_looked_up_is_not_behind_the_end(
     with Producer(cluster.bootstrap_servers) as producer:
         planned = BatchReader(SCHEMA, {**options, "committed.fallback": "earliest"}).partitions()
     assert planned[0].value[0].range.start == 4
+
+
+@pytest.mark.parametrize("fallback", ["error", "latest"])
+def test_a_partition_that_came_to_a_topic_of_the_group_is_read_from_its_first_record(
+    admin: Admin, options: dict[str, str], made: str, fallback: str
+) -> None:
+    admin.alter_topic(made, partitions=4)
+    admin.commit(made, {TopicPartition(made, 1): 5})
+    options = {**options, "committed.fallback": fallback}
+    assert rows_of(BatchReader(SCHEMA, options)) == [[*range(4, 10)], [*range(5, 10)], [*range(10)], []]
+    stream = StreamReader(SCHEMA, options)
+    assert stream.initialOffset() == {made: {"0": 4, "1": 5, "2": 0, "3": 0}}
+    stream.stop()
 
 
 def test_without_a_fallback_both_fail(options: dict[str, str], made: str) -> None:
