@@ -220,6 +220,23 @@ def test_a_topic_created_again_never_gets_an_offset_of_the_one_before(
     waited_for(lambda: published(admin, made) == {f"{made}-0": 0, f"{made}-1": 0})
 
 
+def test_the_end_of_a_micro_batch_is_published_for_the_topics_that_are_left(
+    admin: Admin, reader: MakeReader, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, group = f"{made}-other", made
+    admin.create_topic(other)
+    options = {"kafkalog__group__id": group, "failOnDataLoss": "false", "fetchOffset__numRetries": "1"}
+    stream = reader(subscribe=f"{made},{other}", startingOffsets="earliest", **options)
+    end = stream.latestOffset(stream.initialOffset(), EVERYTHING)
+    admin.delete_topic(other)
+    stream.latestOffset(end, EVERYTHING)
+    stream.commit(end)
+    asked = stream._session.progress._asked
+    waited_for(lambda: stream._session.progress._answered >= asked)
+    assert published(admin, group) == {f"{made}-0": 10, f"{made}-1": 10}
+    assert "group_progress_not_published" not in caplog.text
+
+
 def test_an_offset_of_a_topic_created_again_meanwhile_is_refused(client: Cluster, admin: Admin, made: str) -> None:
     at, me = TopicPartition(made, 0), GroupMember("me", "", "", "")
     old = admin.describe_topics([made])[0].topic_id
