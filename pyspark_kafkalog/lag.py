@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_NULL = (None, "null", "None")
+"""How a progress has Spark's null: parsed, as JSON, and as PySpark makes text of it."""
+
 
 class Lag(NamedTuple):
     """The lag of a query: records between its position and the ends of its partitions."""
@@ -60,7 +63,8 @@ def kafkalog_lag(progress: Mapping[str, Any] | None) -> Lag:
         progress: a `StreamingQueryProgress`, or the dictionary that its JSON holds.
 
     Raises:
-        InvalidArgument: it is None, as a query's `lastProgress` before its first micro-batch has ended.
+        InvalidArgument: it is None, as a query's `lastProgress` before its first micro-batch has ended; or it is of a
+            micro-batch that a restart repeated, with which Spark reports no ends of partitions.
     """
     if progress is None:
         raise InvalidArgument(
@@ -81,7 +85,14 @@ def behind(end: PartitionOffsets, latest: PartitionOffsets) -> PartitionOffsets:
 def _positions(progress: Mapping[str, Any]) -> Iterable[tuple[PartitionOffsets, PartitionOffsets]]:
     for source in progress["sources"]:
         end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        if end is not None and latest is not None and not str(source["description"]).startswith("Kafka"):
+        if end is None or str(source["description"]).startswith("Kafka"):
+            continue
+        if end and source["latestOffset"] in _NULL:
+            raise InvalidArgument(
+                reason="this progress has no latestOffset, because a restart repeated its micro-batch; ask again after "
+                "the next one"
+            )
+        if latest is not None:
             yield end, latest
 
 
@@ -95,11 +106,21 @@ def _offsets(told: Any) -> PartitionOffsets | None:
 
 
 class LagListener(StreamingQueryListener):
-    """Logs every query's lag, as the event `stream_lag` of the logger `pyspark_kafkalog.lag`, at level info."""
+    """Logs every query's lag, as the event `stream_lag` of the logger `pyspark_kafkalog.lag`, at level info; as
+    `stream_lag_unknown` where Spark does not report the ends of partitions."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        lag = kafkalog_lag(progress)
+        try:
+            lag = kafkalog_lag(progress)
+        except InvalidArgument as error:
+            log.info(
+                "stream_lag_unknown",
+                query=progress.name or str(progress.id),
+                batch=progress.batchId,
+                reason=error.facts["reason"],
+            )
+            return
         if lag.partitions:
             log.info(
                 "stream_lag",

@@ -43,6 +43,21 @@ def test_a_query_without_progress_has_no_lag_yet() -> None:
         kafkalog_lag(None)
 
 
+@pytest.mark.parametrize("null", [None, "null", "None"])
+def test_the_lag_is_unknown_after_a_micro_batch_that_a_restart_repeated(
+    null: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = progress(('{"t": {"0": 5}}', null))
+    with pytest.raises(InvalidArgument, match=r"no latestOffset, because a restart repeated its micro-batch; ask"):
+        kafkalog_lag(told)
+    assert kafkalog_lag(progress(('{"t": {"0": 5}}', null), description="KafkaV2[Subscribe[t]]")) == Lag({})
+    caplog.set_level(logging.INFO, "pyspark_kafkalog.lag")
+    event: Any = SimpleNamespace(progress=Told(told))
+    LagListener().onQueryProgress(event)
+    [line] = [record.message for record in caplog.records]
+    assert "stream_lag_unknown query=3f1c batch=7 reason=" in line
+
+
 def test_offsets_may_be_parsed_already() -> None:
     assert kafkalog_lag(progress(({"t": {"0": 5}}, {"t": {"0": 12}}))).total == 7
 
