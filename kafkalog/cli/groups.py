@@ -249,8 +249,8 @@ def _time(time_us: int) -> str:
 @click.option(
     "--force",
     is_flag=True,
-    help="Reset although a Spark stream is live, which overwrites the reset when it continues. Refused while consumers "
-    "are live that subscribed: they own the offsets.",
+    help="Reset although a Spark stream is live, which overwrites the reset: each partition when it goes on there, all "
+    "of them when it stops. Refused while consumers are live that subscribed: they own the offsets.",
 )
 @click.option(
     "--wait",

@@ -148,6 +148,8 @@ class Progress:
                 self._changed.wait_for(lambda: self._asked != self._answered or self._ending, RENEW_S)
                 asked, position, ending = self._asked, self._position, self._ending
                 topic_ids = self._topic_ids
+            if ending:  # write all: a forced reset meanwhile may have moved partitions that did not go on
+                self._written = {}
             published = self._publish(position, topic_ids)
             if ending:
                 for _ in range(_LAST_ATTEMPTS):

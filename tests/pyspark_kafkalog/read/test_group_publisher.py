@@ -406,6 +406,21 @@ def test_a_stream_that_continues_after_it_left_is_a_member_again_and_writes_agai
     told.stop()
 
 
+@pytest.mark.usefixtures("never_renewing")
+def test_a_stream_that_ends_leaves_its_whole_position_and_no_part_of_a_forced_reset(
+    client: Cluster, admin: Admin, made: str
+) -> None:
+    at, other, told = TopicPartition(made, 0), TopicPartition(made, 1), Progress(client, made, "here")
+    told.at({at: 5, other: 5})
+    waited_for(lambda: told._answered == told._asked)
+    admin.reset_offsets(made, {at: "earliest", other: "earliest"}, force=True)
+    told.at({at: 6, other: 5})
+    waited_for(lambda: told._answered == told._asked)
+    assert published(admin, made) == {str(at): 6, str(other): 0}
+    told.finish(30)
+    assert published(admin, made) == {str(at): 6, str(other): 5}
+
+
 def test_a_thread_that_can_not_be_started_is_warned_of_and_started_at_the_next_position(
     client: Cluster, admin: Admin, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
