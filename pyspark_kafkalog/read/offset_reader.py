@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kafkalog.errors import (
     DataLost,
     InvalidArgument,
+    KafkalogError,
     LeaderNotAvailable,
     UnknownPartition,
     UnknownTopic,
@@ -42,6 +43,7 @@ from pyspark_kafkalog.times import TIMESTAMP_US_MAX
 if TYPE_CHECKING:
     from kafkalog.client.cluster import Cluster
     from kafkalog.client.consumer.range_fetch import LeaderHint
+    from kafkalog.client.groups import GroupMember
 
 log = get_logger(__name__)
 
@@ -237,6 +239,16 @@ class Lookup:
 
         if topic_ids:
             forget_offsets(connected(self.options), self.options.group, topic_ids, patient=patient)
+
+    def live_consumer(self) -> GroupMember | None:
+        """The first of the group's live consumers; None if it has none, or that cannot be seen now."""
+        from kafkalog.client.groups import describe_group
+
+        try:
+            group = describe_group(connected(self.options), self.options.group, patient=False)
+        except KafkalogError:
+            return None
+        return next(iter(group.members), None) if group.kind == "consumer" else None
 
     def _by_time(self, times: PartitionOffsets) -> PartitionOffsets:
         """The first offset as late as its timestamp, of partitions that have one."""

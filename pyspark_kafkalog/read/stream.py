@@ -21,6 +21,7 @@ from kafkalog.errors import BrokerUnreachable, CheckpointOfOthers, DataLost, Kaf
 from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.offsets import (
+    COMMITTED,
     EARLIEST,
     LATEST,
     InputRange,
@@ -104,6 +105,14 @@ class StreamSession:
             except KafkalogError as error:
                 self._tell_group_unseen(error)
                 self.progress.after(lambda: self._forget_of_deleted(today, patient=False))
+            if self.options.stream_start().position == COMMITTED and (consumer := self._lookup.live_consumer()):
+                log.warning(
+                    "group_has_live_consumers",
+                    group=self.options.group,
+                    first=consumer.name,
+                    host=consumer.host,
+                    effect="this query reads what they have not committed yet, and they do, too; stop them first",
+                )
         return self._initial
 
     def _forget_of_deleted(self, today: Mapping[str, bytes], *, patient: bool = True) -> None:

@@ -173,6 +173,21 @@ def test_a_consumer_that_comes_to_killed_ones_shows_a_query_that_the_group_is_in
     waited_for(lambda: "group_is_read_by_consumers" in caplog.text)
 
 
+def test_a_query_that_starts_where_live_consumers_have_committed_warns_once_that_both_read(
+    live: Live, told: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = live.topic(5)
+    options = {"subscribe": topic, "startingOffsets": "committed", "kafkalog__group__id": told._group}
+    live.admin.commit(told._group, {TopicPartition(topic, 0): 2})
+    alone = live.stream(**options)
+    assert alone.initialOffset() == {topic: {"0": 2}}
+    assert "group_has_live_consumers" not in caplog.text
+    joined(told, "reads", topic, 60_000)
+    beside = live.stream(**options)
+    assert beside.initialOffset() == beside.initialOffset() == {topic: {"0": 2}}
+    assert caplog.text.count(f"group_has_live_consumers group={told._group} first=reads ") == 1
+
+
 def _polled(consumer: Consumer) -> list[Message]:
     try:
         return consumer.consume(1, timeout=0.1)
