@@ -238,7 +238,8 @@ class Progress:
             group=self._group,
             first=first.name,
             reads=first.subscription,
-            effect="this query's progress is not published; give it a group of its own with kafkalog.group.id",
+            effect="the position of this query, or of this source of the query, is not published; give each source a "
+            "group of its own with kafkalog.group.id",
         )
 
     def _met_consumers(self, error: GroupKindDiffers) -> None:
