@@ -178,7 +178,7 @@ def parse_bootstrap(servers: str | Iterable[str]) -> list[tuple[str, int]]:
 
 def _as_arguments(given: Mapping[object, object]) -> str:
     """What to write instead of a dict of Kafka's settings. Values of unknown ones are left out: they may be secret."""
-    known = ClientSettings.rows | ProducerSettings.rows | ConsumerSettings.rows | {"group.id": None}
+    known = {"group.id", *ProducerSettings.rows, *ConsumerSettings.rows}
     rest = {str(name).replace("_", "."): value for name, value in given.items()}
     servers = rest.pop("bootstrap.servers", "host:port")
     arguments = [repr(servers)]
