@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from broker.groups import claims, waits
+from broker.replica.metadata import Metadata
 from broker.transport.lanes import LANES
 from kafkalog.errors import (
     AssignorDiffers,
@@ -614,14 +615,11 @@ def test_a_stream_of_which_a_topic_is_gone_stays_a_member_and_its_other_offsets_
     assert (len(renewed), committed(broker)) == (1, [5])
 
     gone.topic, gone.topic_id = "u", broker.new_topic("u")
-    record = broker.broker.host.metadata.topic("u")
+    late = {name: broker.broker.host.metadata.topic(name) for name in "tu"}
     broker.stub.DeleteTopic(bpb.DeleteTopicRequest(name="u"), timeout=30)
     request.offsets[0].offset, request.order = 6, 2
-    try:
-        broker.broker.host.metadata.publish({**broker.broker.host.metadata.topics, "u": record})  # it is late
-        assert broker.stub.KeepMember(request, timeout=30).first.member == "one"
-    finally:
-        broker.broker.host.metadata.publish({"t": broker.broker.host.metadata.topic("t")})
+    monkeypatch.setattr(Metadata, "topic", lambda _, name: late[name])
+    assert broker.stub.KeepMember(request, timeout=30).first.member == "one"
     assert committed(broker) == [6]
 
 
