@@ -9,7 +9,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.errors import KafkalogError
+from kafkalog.errors import KafkalogError, RetriableError
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, PartitionExtent
@@ -94,7 +94,7 @@ def why_unserved(
     if found is not None:
         return found if isinstance(found, KafkalogError) else None
     away = "does not answer" if leader in live else "is not registered in the cluster"
-    return KafkalogError(
+    return RetriableError(
         reason=f"its leader, broker {leader}, {away}" if leader >= 0 else "no broker has opened its log yet"
     )
 

@@ -27,15 +27,20 @@ from kafkalog.cli.extents import readable
 from kafkalog.cli.line_reader import LineReader
 from kafkalog.cli.output import admin_of, as_text, counted, headers_as_text, json_line, progress, say_failure
 from kafkalog.cli.pipe import ReadLines, WrittenPipe, is_pipe
+from kafkalog.client.background import in_background
 from kafkalog.config import nearest_hint
 from kafkalog.errors import (
     BatchTooLarge,
+    FileRefused,
     InvalidArgument,
     KafkalogError,
     MemberFenced,
     NotOwner,
     OffsetOutOfRange,
+    PartitionLost,
     RecordTooLarge,
+    RetriableError,
+    StorageFailed,
     UnknownMember,
     UnknownPartition,
     UnknownTopic,
@@ -44,6 +49,7 @@ from kafkalog.errors import (
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from types import FrameType
 
     from kafkalog.client.admin import Admin, AtTimestamp, PartitionExtent
@@ -54,6 +60,10 @@ _COUNT_EVERY = 1000
 _COMMIT_EVERY = 10_000
 _COMMIT_SECONDS = 1.0
 _IDLE_SECONDS = 0.2
+_LOOK_SECONDS = 5.0
+"""That long after a look at partitions that are not served comes the next."""
+_MAY_PASS = (RetriableError, PartitionLost, StorageFailed, FileRefused)
+"""Why partitions are not served, if they may be again: their broker comes back, or an operator acts."""
 _NULL = "\\N"
 """Text for null in plain lines, as in SQL databases' text files."""
 
@@ -497,7 +507,8 @@ def consume(
     """Show the records of TOPICs, one a line, in order per partition.
 
     A partition that cannot be read, because it is lost or its broker is away, is skipped and reported on stderr. The
-    exit code is then 1.
+    exit code is then 1. With --group it is not skipped for good: while the command runs, it looks every few seconds
+    whether the partition is served again, reports on stderr when it is, and reads on; the exit code is then 0.
     """
     from kafkalog.client.consumer.consumer import Consumer
 
@@ -533,9 +544,6 @@ class _Showing:
         stops_at_end: whether to stop at each partition's end, as it is when the consumer gets the partition.
         group: None: the partitions are assigned, and nothing is committed.
         from_beginning: the group begins at the start, so its start is committed before anything is shown.
-
-    Attributes:
-        has_failed: a partition could not be read, and was left out.
     """
 
     def __init__(
@@ -567,13 +575,20 @@ class _Showing:
         self._look_due = 0.0
         self._interrupts = 0
         self._is_writing = self._is_finishing = self._is_over = False
-        self.has_failed = False
         self._ends: dict[TopicPartition, int] = {}
         self._reading: set[TopicPartition] = set()  # without those that are at their end
-        self._left_out: set[TopicPartition] = set()
+        self._left_out: dict[TopicPartition, KafkalogError] = {}
+        self._failed: set[TopicPartition] = set()  # were left out, and this has not read on in them
+        self._look: Future[Any] | None = None  # the result of `readable`
+        self._look_again_at = 0.0
         # Also of partitions without a record shown, or the next run would start at their ends.
         self._read = ReadLines(self._pipe)
         self._has_unread = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a partition could not be read, and was left out."""
+        return bool(self._failed)
 
     def assign(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> None:
         """Read those of these partitions that are served."""
@@ -596,16 +611,21 @@ class _Showing:
         if self._is_finishing:
             consumer.pause(partitions)
             return
-        extents, failed = readable(self._admin, partitions)
+        self._begin_assigned(*readable(self._admin, partitions))
+
+    def _begin_assigned(
+        self, extents: Mapping[TopicPartition, PartitionExtent], failed: dict[TopicPartition, KafkalogError]
+    ) -> None:
+        """Read partitions that the group has assigned, without those that failed."""
         for partition, (start, end, _size) in extents.items():
-            position = consumer.position(partition)
+            position = self._consumer.position(partition)
             if not start <= position <= end:  # where to go on is for the user to say
                 failed[partition] = OffsetOutOfRange(
                     offset=position, partition=str(partition), start_offset=start, end_offset=end
                 )
         self._begin({partition: extent for partition, extent in extents.items() if partition not in failed}, failed)
         if self._has_begun():
-            self._commit_offsets({p: at for p, at in self._read.offsets.items() if p in partitions})
+            self._commit_offsets({p: at for p, at in self._read.offsets.items() if p in extents})
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Who reads them next begins at the last commit: also where nothing was shown, or it would begin at the end."""
@@ -621,23 +641,45 @@ class _Showing:
     def _begin(
         self, extents: Mapping[TopicPartition, PartitionExtent], failed: Mapping[TopicPartition, KafkalogError]
     ) -> None:
-        """Read partitions that the consumer has got, without those that failed."""
+        """Read partitions that the consumer has got, or read on, without those that failed."""
         for partition, extent in extents.items():
-            self._ends[partition] = extent.end_offset
-            self._read.offsets[partition] = self._consumer.position(partition)
+            if partition not in self._read.offsets:  # in a pipe may be lines before its position
+                self._ends[partition] = extent.end_offset
+                self._read.offsets[partition] = self._consumer.position(partition)
+            self._left_out.pop(partition, None)
+            if partition in self._failed:
+                self._failed.remove(partition)
+                click.echo(f"kafkalog: {partition} is served again", err=True)
         self._reading.update(extents)
-        self._left_out.difference_update(extents)
+        self._consumer.resume(extents)
         self._leave_out(failed)
         if self._stops_at_end:
             self._stop_reading([p for p in extents if self._read.offsets[p] == self._ends[p]])
 
     def _leave_out(self, failed: Mapping[TopicPartition, KafkalogError]) -> None:
         for partition, error in failed.items():
-            if partition not in self._left_out:
+            if partition not in self._failed or not isinstance(error, _MAY_PASS):
                 say_failure(partition, error)
-        self.has_failed = self.has_failed or bool(failed)
+        self._failed.update(failed)
         self._left_out.update(failed)
+        self._look_again_at = time.monotonic() + _LOOK_SECONDS
         self._stop_reading(failed)
+
+    def _look_again(self) -> None:
+        """In a group, read on in partitions that are served again: nobody else reads them. The look is made in a
+        thread, because a broker that hangs would hold up the others' records."""
+        if self._look is None:
+            if self._group is None or time.monotonic() < self._look_again_at:
+                return
+            away = [p for p in self._consumer.assignment() if isinstance(self._left_out.get(p), _MAY_PASS)]
+            if away:
+                self._look = in_background(functools.partial(readable, self._admin, away))
+        elif self._look.done():
+            look, self._look, self._look_again_at = self._look, None, time.monotonic() + _LOOK_SECONDS
+            # No broker answers; or a topic was deleted, or the lease has ended, and a callback takes them away next.
+            with suppress(KafkalogError):
+                extents, _ = look.result()
+                self._begin_assigned({p: extent for p, extent in extents.items() if p in self._left_out}, {})
 
     def _stop_reading(self, partitions: Collection[TopicPartition]) -> None:
         self._reading.difference_update(partitions)
@@ -646,7 +688,7 @@ class _Showing:
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         """The consumer does not have these any more."""
         self._reading.difference_update(partitions)
-        self._left_out.difference_update(partitions)
+        self._left_out = {p: error for p, error in self._left_out.items() if p not in partitions}
         self._read.forget(partitions)
 
     def _goes_on(self) -> bool:
@@ -656,9 +698,11 @@ class _Showing:
         if self._group is None:
             return False
         awaited = self._consumer.awaited()
-        if awaited is None or awaited - self._left_out:
+        if awaited is None or awaited - self._left_out.keys():
             return True
-        return not (self._stops_at_end or self._left_out.intersection([*awaited, *self._consumer.assignment()]))
+        share = awaited.union(self._consumer.assignment())
+        errors = [error for partition, error in self._left_out.items() if partition in share]
+        return not self._stops_at_end and (not errors or any(isinstance(error, _MAY_PASS) for error in errors))
 
     def show(self, max_messages: int | None) -> None:
         """Show records until the ends, the number of records, or Ctrl-C.
@@ -700,6 +744,7 @@ class _Showing:
                 self._flush()
                 self._leave_out(self._failures(error))
             self._flush()
+            self._look_again()
             was_idle, waits = waits, self._shown == before
             is_due = (was_idle and waits) or time.monotonic() >= self._look_due
             if is_due and (self._shown > self._looked_at or self._has_unread):
@@ -757,6 +802,7 @@ class _Showing:
             if self._shown - self._looked_at >= _COMMIT_EVERY or time.monotonic() >= self._look_due:
                 self._flush()
                 self._commit()
+                self._look_again()
             if self._interrupts:
                 return
             if self._stops_at_end and message.offset + 1 >= ends[partition]:
@@ -787,7 +833,7 @@ class _Showing:
 
     def _failures(self, error: KafkalogError) -> dict[TopicPartition, KafkalogError]:
         """The partitions that failed. Raises the error if it is not theirs, or the topic is gone."""
-        found = {partition: each for partition, each in self._consumer.failures().items() if partition in self._reading}
+        found = {partition: each for partition, each in self._consumer.failures().items() if each is error}
         if not found or isinstance(error, UnknownTopic | UnknownTopicId):
             raise error
         return found

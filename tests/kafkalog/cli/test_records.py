@@ -17,6 +17,7 @@ import termios
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
-from kafkalog.errors import BrokerUnreachable, GroupIsLive, GroupIsSubscribed, InvalidArgument, NotOwner
+from kafkalog.errors import (
+    BrokerUnreachable,
+    GroupIsLive,
+    GroupIsSubscribed,
+    InvalidArgument,
+    NotOwner,
+    PartitionLost,
+)
 from kafkalog.net.control import ControlConnection
 from tests.between import ahead
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
@@ -350,6 +358,72 @@ def test_a_broker_that_is_away_hides_no_other_ones_partitions(
             ran = Ran(capfdbinary, "consume", "t", "--from-beginning", *until)
             ran.fails_with(f"t-1: its leader, broker {away}, is not registered in the cluster")
             assert ran.out == "in 0\n"
+
+
+def test_a_member_reads_on_when_a_broker_that_was_away_is_back(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Message] = []
+    looks = list[object]()
+    with LocalCluster(brokers=2) as own, Admin(own.bootstrap_servers) as admin:
+        monkeypatch.setenv("KAFKALOG_BOOTSTRAP", own.bootstrap_servers)
+        away = admin.create_topic("t", partitions=2).partitions[1].leader
+        broker = next(each for each in own.brokers if each.broker_id == away)
+        send(own, "t", range(2))
+
+        def showing(message: Message) -> bytes:
+            shown.append(message)
+            if len(shown) == 2:
+                broker.stop()
+                monkeypatch.setattr(records, "readable", looking)
+            if message.value == b"3":
+                signal.raise_signal(signal.SIGINT)
+            return b"%b\n" % (message.value or b"")
+
+        def looking(*given: Any) -> Any:
+            looks.append(given)
+            if len(looks) == 2:  # the first was in vain
+                broker.start()
+                send(own, "t", [2, 3])
+            return readable(*given)
+
+        monkeypatch.setattr(Consumer, "__init__", partialmethod(Consumer.__init__, retry_timeout_ms=500))
+        monkeypatch.setattr(records, "_line_of", lambda *_: showing)
+        monkeypatch.setattr(records, "_LOOK_SECONDS", 0.0)
+        ran = Ran(capfdbinary, "consume", "t", "--group", "readers", "--from-beginning")
+    said = [line for line in ran.err.splitlines() if line.startswith("kafkalog: ")]
+    assert (ran.code, len(said), said[-1]) == (0, 2, "kafkalog: t-1 is served again"), ran.err
+    assert "t-1" in said[0]
+    assert [message.offset for message in shown if message.partition == 1] == [0, 1]
+
+
+def test_a_member_reads_a_partition_that_was_not_served_when_it_got_it(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(2))
+    where, looks = TopicPartition(topic, 1), itertools.count(1)
+
+    def looking(admin: Admin, partitions: Iterable[TopicPartition]) -> Any:
+        served, failed = readable(admin, partitions)
+        if next(looks) <= 3 and where in served:  # at first, in `on_assigned`, and once in vain
+            del served[where]
+            failed[where] = PartitionLost(partition=str(where), reason="gone", broker_id=0, topic=topic, number=1)
+        return served, failed
+
+    def showing(message: Message) -> bytes:
+        if message.partition == 1:
+            signal.raise_signal(signal.SIGINT)
+        return b"%b\n" % (message.value or b"")
+
+    monkeypatch.setattr(records, "_line_of", lambda *_: showing)
+    monkeypatch.setattr(records, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(records, "readable", looking)
+    ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning")
+    lost, served = ran.err.splitlines()
+    assert (ran.code, served, next(looks)) == (0, f"kafkalog: {where} is served again", 5)
+    assert f"partition {where} is lost: gone" in lost
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert admin.committed(topic)[where] == 0, "where it began to read"
 
 
 def test_brokers_that_hang_are_waited_for_once_and_together(
