@@ -384,6 +384,25 @@ def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster
         assert one.commit(next(one.messages(timeout=30))) is None, "it has joined again"
 
 
+def test_a_commit_of_positions_says_that_what_was_handed_out_is_lost(cluster: LocalCluster, tested: str) -> None:
+    def joined_again() -> None:
+        epoch = of(one)._epoch
+        of(one)._lease.end = -1.0
+        waited_for(lambda: of(one)._epoch > epoch and len(one.assignment()) == 2)
+
+    with member(cluster, tested, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        joined_again()
+        with pytest.raises(NotOwner):
+            one.commit()
+        assert len(one.consume(2, 30)) == 2
+        assert one.consume(1, 0) == []
+        one.commit()
+        assert list(one.committed().values()) == [1, 1]
+        joined_again()
+        one.commit()  # nothing is lost
+
+
 def test_news_that_come_while_a_claim_is_refused_for_them_are_acted_upon(cluster: LocalCluster, tested: str) -> None:
     is_waiting, has_news, has_claimed = threading.Event(), threading.Event(), threading.Event()
 

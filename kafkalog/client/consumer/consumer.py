@@ -423,7 +423,8 @@ class Consumer:
                 it again to read and commit the new one.
             UnknownTopic, UnknownPartition: it does not exist.
             NotOwner: the consumer is subscribed, and a partition is not its own (any more): another member goes on from
-                the last commit. Nothing was written, of more than 498 partitions perhaps some.
+                the last commit. Nothing was written, of more than 498 partitions perhaps some. With None: it was no
+                longer a member after it had handed out records, and has asked for none since.
             GroupIsSubscribed: the consumer is not subscribed, and other members of the group are.
             BrokerUnreachable: no broker answers.
         """

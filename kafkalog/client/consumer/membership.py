@@ -144,6 +144,8 @@ class Membership:
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
+        # Of which records were handed out that can not be committed any more. Until the application asks for a record.
+        self._forfeit: list[TopicPartition] = []
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self.is_stopping = False
@@ -217,6 +219,7 @@ class Membership:
         finally:
             self._reading.discard(me)
             self._asked_at = time.monotonic()
+            self._forfeit = []
 
     def serve(self) -> None:
         """Run the callbacks that are due, in this thread. Raises what keeps the member from reading."""
@@ -492,6 +495,7 @@ class Membership:
         self._lease.end = -1.0
         self.callbacks.wait_returned()
         error, lost = self._lost, self._told()
+        self._forfeit = self._uncommitted()
         self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:
             self._forget()
@@ -510,6 +514,16 @@ class Membership:
             assert error is not None
             self._fail(error)
             self._pause(None)
+
+    def _uncommitted(self) -> list[TopicPartition]:
+        """The partitions of which records were handed out that are not committed."""
+        begun = self._found | {partition: offset for partition, (_, offset) in self._written.items()}
+        with self._cursors.fetcher.lock:
+            return sorted(
+                partition
+                for partition, cursor in self._cursors.by_partition.items()
+                if not cursor.hold & Hold.UNPLACED and cursor.next_offset() != begun.get(partition)
+            )
 
     def _forget(self) -> None:
         """Lock held: nothing is claimed."""
@@ -763,8 +777,10 @@ class Membership:
         """Commit the positions of what this member owns, for the application.
 
         Raises:
-            NotOwner: it owns nothing any more.
+            NotOwner: what was handed out last is lost.
         """
+        if lost := self._forfeit:
+            raise NotOwner(member=self._name, partition=str(lost[0]), group=self._group, owner="")
         commit_living(
             lambda some: self._commit_own(some, self._ask_patiently, _is_due),
             self._cursors.positions(self._cursors.by_partition),
