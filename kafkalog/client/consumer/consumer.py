@@ -277,6 +277,7 @@ class Consumer:
         finally:
             if self._closing:
                 self._fetcher.close(self._cluster.close if self._owns_cluster else None, timeout)
+                self._cursors.call()  # ends the rows that are being handed out: who iterates over them looks at nothing
             elif membership is not None and membership.has_left and self._membership is membership:
                 self._membership = None
 
@@ -687,7 +688,8 @@ class Consumer:
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
                 with nullcontext() if membership is None else membership.reading():
-                    return take(part, left, hand)
+                    found = take(part, left, hand)
+                return None if self._fetcher.closed else found  # a signal's handler may have closed it amid the taking
             except Called:
                 continue
             except (UnknownTopic, UnknownTopicId) as error:

@@ -39,6 +39,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.net.data import DataConnection
+from tests.between import amid
 from tests.damage import flip
 from tests.interrupts import interrupted_at
 from tests.proxy import DataPortProxy, ProxiedCluster, proxied
@@ -139,6 +140,25 @@ def test_threads_that_wait_for_ever_get_what_comes(
     fill(cluster, filled.topic, 2)
     join_all(threads, 30)
     assert sorted(found) == [0, 1]
+
+
+def test_nothing_more_is_handed_out_once_it_is_closed(consumer: Consumer, filled: TopicPartition) -> None:
+    consumer.assign({filled: 0})
+    iterators = [consumer.messages(), consumer.messages(50), iter(consumer.streams()[0])]
+    assert numbers(next(each) for each in iterators) == [0, 1, 2]
+    assert numbers(message for message in (consumer.poll(30), consumer.poll(30)) if message) == [3, 4]
+    consumer.close()
+    with pytest.raises(Closed):
+        consumer.poll(0)
+    assert [list(each) for each in iterators] == [[], [], []]
+
+
+def test_nothing_is_handed_out_once_a_signal_handler_has_closed_it_amid_the_taking(
+    consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer.assign({filled: 0})
+    amid(monkeypatch, cursors_module, "messages", consumer.close)
+    assert list(consumer.messages(timeout=30)) == []
 
 
 def test_it_continues_where_its_group_has_committed(cluster: LocalCluster, filled: TopicPartition) -> None:
