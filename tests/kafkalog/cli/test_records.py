@@ -16,7 +16,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from kafkalog.errors import (
     PartitionLost,
 )
 from kafkalog.net.control import ControlConnection
+from kafkalog.wire import broker_pb2 as pb
 from tests.between import ahead
 from tests.kafkalog.cli.command_line import KAFKALOG, Ran, feed, running
 from tests.threads import join_all
@@ -237,6 +238,10 @@ def test_a_group_continues_where_it_began_in_partitions_that_it_had_not_come_to(
         for number in range(10):
             producer.send(topic, b"%d" % number, partition=number % 2).result(60)
         if not begin:
+            with closing(Cluster(cluster.bootstrap_servers)) as client:  # the topic is not new to the group
+                member = pb.GroupMember(member="m", topics=[topic], session_timeout_ms=10_000)
+                client.call("JoinGroup", pb.JoinGroupRequest(group=group, member=member, assignor="sticky"))
+                client.call("LeaveGroup", pb.LeaveGroupRequest(group=group, member="m"))
             admin.commit(group, {TopicPartition(topic, 0): 0})
         first = Ran(capfdbinary, "consume", topic, "--group", group, *begin, "--max-messages", "2").out.split()
         not_come_to = 0 if begin else 5
