@@ -85,8 +85,8 @@ class ReadLines:
         self._end += size
         self._unread.append((self._end, partition, next_offset))
 
-    def look(self) -> bool:
-        """Count the lines that are read by now. Returns whether others are left."""
+    def look(self) -> int:
+        """Count the lines that are read by now. Returns how many others are left."""
         read_to = self._end if self._pipe is None else self._pipe.read_to()
         unread = self._unread
         while unread and unread[0][0] <= read_to:
@@ -94,7 +94,7 @@ class ReadLines:
             if partition is not None:
                 self.offsets[partition] = offset
             unread.popleft()  # last: Ctrl-C may come before it, and forgets no line
-        return bool(unread)
+        return len(unread)
 
     def forget(self, partitions: Container[TopicPartition]) -> None:
         """Keep no offsets of these: the lines of them that are not read by now will not count."""

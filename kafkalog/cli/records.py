@@ -41,6 +41,7 @@ from kafkalog.errors import (
     RecordTooLarge,
     RetriableError,
     StorageFailed,
+    UnknownGroup,
     UnknownMember,
     UnknownPartition,
     UnknownTopic,
@@ -420,6 +421,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
         ),
         ("Every topic whose name begins with flights, as JSON", "kafkalog consume --pattern 'flights.*' --format json"),
         ("Share the topic with others of a group", "kafkalog consume flights --group readers --from-beginning"),
+        ("The next three records of a group", "kafkalog consume flights --group readers --max-messages 3"),
     ],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
@@ -428,7 +430,7 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     metavar="REGEX",
     callback=_expression,
     help="Instead of TOPICs: all topics whose whole name matches and that exist at the start; with --group also those "
-    "that are created later.",
+    "that are created later, for which it waits if there is none.",
 )
 @click.option(
     "--partition",
@@ -468,8 +470,9 @@ def _expression(context: click.Context, parameter: click.Parameter, text: str | 
     callback=not_empty,
     help="Join this group, whose members share the partitions. Continues at the group's committed offsets, and commits "
     "the records that were shown. Takes precedence over --from-beginning; cannot be combined with --partition, "
-    "--offset or --timestamp. Records written into a pipe are committed once its reader has read them, and the command "
-    "ends only then, or when the reader has ended; a second Ctrl-C ends it at once. Records that a reader has not read "
+    "--offset or --timestamp. Records written into a pipe are committed once its reader has read them: for three "
+    "records give --max-messages 3, because `| head -3` reads thousands to show three. The command ends only when its "
+    "reader has read them, or has ended; a second Ctrl-C ends it at once. Records that a reader has not read "
     "when their partition goes to another member are shown again by that one. If the reader fails after it has read "
     "them, end all members and move the group back with `kafkalog groups reset GROUP --topic TOPIC --shift-by -N`.",
 )
@@ -509,6 +512,9 @@ def consume(
     A partition that cannot be read, because it is lost or its broker is away, is skipped and reported on stderr. The
     exit code is then 1. With --group it is not skipped for good: while the command runs, it looks every few seconds
     whether the partition is served again, reports on stderr when it is, and reads on; the exit code is then 0.
+
+    Ctrl-C, SIGTERM and SIGHUP end the command well. A script ends one that it started with `&` by SIGTERM, as `kill`
+    sends it: the shell lets such a command ignore SIGINT.
     """
     from kafkalog.client.consumer.consumer import Consumer
 
@@ -524,10 +530,13 @@ def consume(
     if group:
         settings = {"auto_offset_reset": "earliest" if from_beginning else "latest", "enable_auto_commit": False}
     with admin_of(bootstrap) as admin, Consumer(bootstrap, group, **settings) as consumer:
-        wanted = _wanted(admin, topics, pattern, numbers)
+        wanted = _wanted(admin, topics, pattern, numbers, may_be_none=bool(group) and not exit_at_end)
         showing = _Showing(admin, consumer, as_line, exit_at_end, group, from_beginning=from_beginning)
         if group:
+            _say_start(admin, group, wanted, from_beginning=from_beginning, exit_at_end=exit_at_end)
             showing.subscribe(topics if pattern is None else pattern, wanted)
+            if not wanted and pattern is not None:
+                click.echo(f"kafkalog: {_no_match(pattern)} yet: waiting for one", err=True)
         else:
             showing.assign(dict.fromkeys(wanted, start))
         with _signals_to(showing.interrupt):
@@ -583,7 +592,7 @@ class _Showing:
         self._look_again_at = 0.0
         # Also of partitions without a record shown, or the next run would start at their ends.
         self._read = ReadLines(self._pipe)
-        self._has_unread = False
+        self._unread = 0
 
     @property
     def has_failed(self) -> bool:
@@ -726,6 +735,7 @@ class _Showing:
         except OSError:  # the reader is gone, or a pipe that must not block is full
             if self._pipe:  # of anything else it is not known how much of the buffer was written
                 self._commit()
+                self._say_reader_ended(self._pipe)
             self._discard_output()
             raise
         finally:
@@ -747,7 +757,7 @@ class _Showing:
             self._look_again()
             was_idle, waits = waits, self._shown == before
             is_due = (was_idle and waits) or time.monotonic() >= self._look_due
-            if is_due and (self._shown > self._looked_at or self._has_unread):
+            if is_due and (self._shown > self._looked_at or self._unread):
                 self._commit()
             if waits and self._pipe and not self._pipe.has_reader():
                 raise BrokenPipeError
@@ -760,6 +770,18 @@ class _Showing:
             self._stop_reading(self._consumer.assignment())  # also what was let go as Ctrl-C came
             self._pipe.wait_until_read(self._hand_over)
         self._commit()
+        if self._pipe:
+            self._say_reader_ended(self._pipe)
+
+    def _say_reader_ended(self, pipe: WrittenPipe) -> None:
+        """Report where the group is when its reader ended before the command: `head -3` reads all that a pipe holds."""
+        read = self._shown - self._unread
+        if self._group is not None and read and not self._interrupts and not pipe.has_reader():
+            click.echo(
+                f"kafkalog: the reader of the pipe has ended, and group {self._group} goes on after the "
+                f"{counted(read, 'record')} that it read, shown or not; --max-messages stops after an exact number",
+                err=True,
+            )
 
     def _hand_over(self) -> None:
         """Let other members have the partitions that they are to read; the consumer calls back where it is asked."""
@@ -813,7 +835,7 @@ class _Showing:
     def _commit(self) -> None:
         """Commit what is read. Everything is flushed, or cannot be."""
         if self._group is not None:
-            self._has_unread = self._read.look()
+            self._unread = self._read.look()
             if self._has_begun():
                 self._commit_offsets(self._read.offsets)
         self._looked_at, self._look_due = self._shown, time.monotonic() + _COMMIT_SECONDS
@@ -863,10 +885,42 @@ def _start(
     return place if place is not None else "earliest" if from_beginning else "latest"
 
 
+def _say_start(
+    admin: Admin, group: str, wanted: Iterable[TopicPartition], *, from_beginning: bool, exit_at_end: bool
+) -> None:
+    """Report that nothing may be shown because of where the group begins."""
+    try:
+        described = admin.describe_group(group)
+        has_offsets = any(partition in described.offsets for partition in wanted)
+        is_live = bool(described.members)
+    except UnknownGroup:
+        has_offsets = is_live = False
+    if exit_at_end and not from_beginning and not has_offsets:
+        click.echo(
+            f"kafkalog: group {group} has no offset in these topics: it begins at the end (--from-beginning begins at "
+            "the start)",
+            err=True,
+        )
+    elif from_beginning and has_offsets and not is_live:  # of a live group it is one more member
+        click.echo(
+            f"kafkalog: --from-beginning is not used where group {group} has offsets (kafkalog groups reset {group} "
+            "--to earliest)",
+            err=True,
+        )
+
+
 def _wanted(
-    admin: Admin, topics: Iterable[str], pattern: re.Pattern[str] | None, numbers: Iterable[int]
+    admin: Admin,
+    topics: Iterable[str],
+    pattern: re.Pattern[str] | None,
+    numbers: Iterable[int],
+    *,
+    may_be_none: bool = False,
 ) -> list[TopicPartition]:
     """The partitions to show; of topics that match a pattern, those that exist.
+
+    Args:
+        may_be_none: whether topics that match the pattern may come later.
 
     Raises:
         UnknownTopic, UnknownPartition: of topics that are named.
@@ -879,17 +933,21 @@ def _wanted(
             for partition in (map(topic.partition, dict.fromkeys(numbers)) if numbers else topic.partitions)
         ]
     listed = [topic for topic in admin.topics() if pattern.fullmatch(topic.name)]
-    if not listed:
-        raise InvalidArgument(reason=f"no topic name matches the whole of '{pattern.pattern}'")
+    if not listed and not may_be_none:
+        raise InvalidArgument(reason=_no_match(pattern))
     wanted = [
         TopicPartition(topic.name, partition.partition)
         for topic in listed
         for partition in topic.partitions
         if not numbers or partition.partition in numbers
     ]
-    if not wanted:
+    if listed and not wanted:
         raise InvalidArgument(reason=f"no topic that matches '{pattern.pattern}' has such a partition")
     return wanted
+
+
+def _no_match(pattern: re.Pattern[str]) -> str:
+    return f"no topic name matches the whole of '{pattern.pattern}'"
 
 
 def _line_of(layout: str, with_headers: bool, null: bytes) -> Callable[[Message], bytes]:

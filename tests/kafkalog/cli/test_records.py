@@ -279,14 +279,17 @@ def test_a_group_that_was_shown_nothing_begins_where_it_is_told_to_the_next_time
 def test_a_job_that_exits_at_the_end_begins_where_its_first_run_ended_though_it_showed_nothing(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    shown = []
+    shown, said = [], []
     with Producer(cluster.bootstrap_servers) as producer:
         for number in range(3):
             producer.send(topic, b"%d" % number, partition=number % 2).result(60)
             ran = Ran(capfdbinary, "consume", topic, "--group", "nightly", "--exit-at-end")
             assert ran.code == 0
             shown.append(ran.out.split())
+            said.append(ran.err)
     assert shown == [[], ["1"], ["2"]]
+    begins = "it begins at the end (--from-beginning begins at the start)"
+    assert said == [f"kafkalog: group nightly has no offset in these topics: {begins}\n", "", ""]
 
 
 @pytest.mark.parametrize("interrupted", [1, 3])
@@ -584,6 +587,24 @@ def test_a_reader_that_goes_away_ends_consume_without_a_word(topic: str, cluster
     assert (piped.returncode, piped.stdout, piped.stderr) == (0, b"0\n1\n", b"")
 
 
+def test_a_reader_that_goes_away_has_moved_a_group_by_what_it_read_and_consume_says_how_much(
+    topic: str, cluster: LocalCluster
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        for number in range(20_000):
+            producer.send(topic, b"%d" % number, partition=0)
+    consume = f"consume {topic} --group {topic} --from-beginning"
+    command = f"{' '.join(KAFKALOG)} {consume} | head -n 2; exit ${{PIPESTATUS[0]}}"
+    piped = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, text=True)
+    assert (piped.returncode, piped.stdout) == (0, "0\n1\n")
+    with Admin(cluster.bootstrap_servers) as admin:
+        committed = admin.committed(topic)[TopicPartition(topic, 0)]
+    assert piped.stderr == (
+        f"kafkalog: the reader of the pipe has ended, and group {topic} goes on after the {committed} records that it "
+        "read, shown or not; --max-messages stops after an exact number\n"
+    )
+
+
 def test_json_of_a_record_keeps_what_is_not_text() -> None:
     message = Message("t", 0, 5, 1_000, None, b"\xff", (("h", b"1"), ("h", None), ("b", b"\xfe")))
     told = json.loads(records._json_line(message))
@@ -867,7 +888,8 @@ def test_a_member_whose_reader_stops_keeps_its_part_until_it_ends_and_loses_no_l
                 assert (*third.communicate(timeout=60), third.returncode) == ("", "", 0)
             assert other.poll() is None
             stopped.stdout.close()
-            assert (stopped.wait(60), stopped.stderr.read()) == (0, "")
+            assert stopped.wait(60) == 0
+            assert f"group {topic} goes on after the 10 records that it read" in stopped.stderr.read()
             out, err = other.communicate(timeout=60)
             assert (other.returncode, err) == (0, "")
         shown = [int(line) for line in out.splitlines()]
@@ -900,7 +922,8 @@ def test_members_that_exit_at_the_end_show_every_record(topic: str, cluster: Loc
         shown: list[str] = []
         for process in (first, second, third):
             out, err = process.communicate(timeout=60)
-            assert (process.returncode, err) == (0, "")
+            late = f"kafkalog: --from-beginning is not used where group {topic} has offsets"  # the others have ended
+            assert process.returncode == 0 and (not err or err.startswith(late)), err
             shown += out.split()
     assert {int(number) for number in shown} == set(range(1000))
     with Admin(cluster.bootstrap_servers) as admin:
@@ -1075,6 +1098,30 @@ def test_a_topic_that_comes_to_match_the_pattern_of_a_member_is_shown(topic: str
         admin.delete_topic(other)
 
 
+def test_a_member_waits_for_the_first_topic_that_matches_its_pattern(topic: str, cluster: LocalCluster) -> None:
+    later = f"{topic}-later"
+    with running("consume", "--pattern", f"{topic}-.*", "--group", topic) as process:
+        assert process.stderr is not None
+        no_match = f"no topic name matches the whole of '{topic}-.*'"
+        assert process.stderr.readline() == f"kafkalog: {no_match} yet: waiting for one\n"
+        with Admin(cluster.bootstrap_servers) as admin:
+            begun(admin, topic, 0)
+            admin.create_topic(later, partitions=1)
+            send(cluster, later, range(3), partition=0)
+            assert [line_of(process) for _ in range(3)] == [0, 1, 2]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            admin.delete_topic(later)
+
+
+@pytest.mark.parametrize("options", [["--group", "at.end", "--exit-at-end"], ["--from-beginning"]])
+def test_no_topic_that_matches_a_pattern_is_a_failure_where_none_is_waited_for(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes], options: list[str]
+) -> None:
+    ran = Ran(capfdbinary, "consume", "--pattern", f"{topic}-.*", *options)
+    ran.fails_with(f"no topic name matches the whole of '{topic}-.*'")
+
+
 def test_a_stream_s_group_is_not_joined(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -1191,9 +1238,12 @@ def test_a_group_exits_at_the_end_and_has_committed_it(
 ) -> None:
     group = f"{filled}.at.end"
     arguments = ["consume", filled, "--group", group, "--exit-at-end"]
-    assert len(Ran(capfdbinary, *arguments, "--from-beginning").out.split()) == 10
+    ran = Ran(capfdbinary, *arguments, "--from-beginning")
+    assert (len(ran.out.split()), ran.err) == (10, "")
     ran = Ran(capfdbinary, *arguments, "--from-beginning")
     assert (ran.code, ran.out) == (0, "")
+    reset = f"kafkalog groups reset {group} --to earliest"
+    assert ran.err == f"kafkalog: --from-beginning is not used where group {group} has offsets ({reset})\n"
     with Admin(cluster.bootstrap_servers) as admin:
         assert admin.committed(group) == {TopicPartition(filled, 0): 5, TopicPartition(filled, 1): 5}
 
