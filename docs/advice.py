@@ -98,7 +98,7 @@ ADVICE = {
     "`max.poll.interval.ms` for an application that is slow.",
     193: "Give each process a `group.instance.id` of its own, and stop the one that is not to run.",
     194: "Nothing: the owner commits. Records after the last commit are handed out again, by the owner.",
-    195: "Use another group, or `subscribe()` instead of `assign()`. To reset the group, stop its members.",
+    195: "Use another group, or `subscribe()` instead of `assign()`.",
     196: "Let the members subscribe to fewer partitions, or use several groups. A join may take half of the limit, "
     "because claims follow.",
 }

@@ -210,7 +210,7 @@ class GroupIsLive(KafkalogError):
 
     code = 27
     message = (
-        "group '{group}' has a live member, {member} on {host}, which would overwrite the group's offsets. "
+        "group '{group}' has a live member, {member} on {host}, which commits the group's offsets. "
         "A member that has stopped counts as live until its lease ends, in {left_ms} ms at the latest: "
         "stop it and try again then{hint}"
     )

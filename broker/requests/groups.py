@@ -117,8 +117,8 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -
     """Write the offsets that an operator wants.
 
     Raises:
-        GroupIsLive: it has a live member, and `force` is not set. If that came meanwhile, some offsets may be written.
-        GroupIsSubscribed: `force` is set, and it has subscribed members.
+        GroupIsLive: it has a live member, a subscribed one or one that `force` is not set against. If that came
+            meanwhile, some offsets may be written.
         UnknownGroup: there is none, and `create` is not set.
         InvalidRequest, UnknownTopic, UnknownPartition.
     """
@@ -133,8 +133,9 @@ def reset_offsets(request: pb.ResetOffsetsRequest, host: Host, states: States) -
     def check(state: GroupState) -> None:
         """Called before each attempt; more offsets than fit one multi are written one after another."""
         nonlocal was_free
-        if not request.force:
-            _check_not_live(request.group, states, state, partial(_reset_hint, states, state, offsets, was_free))
+        if not request.force or state.kind == members.CONSUMER:
+            hint = partial(_reset_hint, states, state, offsets, was_free, request.force)
+            _check_not_live(request.group, states, state, hint)
             was_free = True
 
     if offsets:
@@ -234,10 +235,17 @@ def member_to_wire(member: Member, lease: Lease | None = None, now_ms: int = 0) 
 
 
 def _reset_hint(
-    states: States, state: GroupState, offsets: Mapping[TopicPartition, Offset], was_free: bool, group: str
+    states: States,
+    state: GroupState,
+    offsets: Mapping[TopicPartition, Offset],
+    was_free: bool,
+    is_forced: bool,
+    group: str,
 ) -> str:
     """What an operator is told whose reset is refused."""
     force = "; --force resets at once" if state.kind == members.STREAM else ""
+    if is_forced:
+        force = "; --force does not help against consumers, which own the offsets"
     hint = f" (`kafkalog groups reset --wait` waits for that{force})"
     if was_free:
         topic_ids = {topic: offset.topic_id for (topic, _), offset in offsets.items()}

@@ -576,7 +576,7 @@ class Admin:
         late), or `ShiftBy(records)` from its offset.
 
         Args:
-            force: also if the group has a live member, which overwrites the offsets when it continues.
+            force: also if a Spark stream is live, which overwrites the offsets when it continues.
             create: also if the group does not exist yet.
             dry_run: write nothing.
 
@@ -584,8 +584,8 @@ class Admin:
             What was written, or would have been.
 
         Raises:
-            GroupIsLive: it has one, and `force` is not set. If the member came meanwhile, some of more than 498 offsets
-                may be written; the error says how many are as wanted.
+            GroupIsLive: a consumer is live that subscribed, or a stream, and `force` is not set. If it came meanwhile,
+                some of more than 498 offsets may be written; the error says how many are as wanted.
             OffsetOutOfRange: an offset is not in the log; nothing was written.
             InvalidArgument: there is no offset to shift from; nothing was written.
             UnknownTopicId: a topic was created again meanwhile; nothing was written.

@@ -339,7 +339,7 @@ def test_a_reset_by_force_is_refused_only_while_consumers_share_the_partitions(b
     assert committed(broker) == [9]
     leave(broker, "one")
     join(broker, "one", "t")
-    assert isinstance(refused(broker.stub.ResetOffsets, request), GroupIsSubscribed)
+    assert isinstance(refused(broker.stub.ResetOffsets, request), GroupIsLive)
     leave(broker, "one")
     request.force = False
     broker.stub.ResetOffsets(request, timeout=30)
