@@ -168,16 +168,17 @@ class CorruptBatch(KafkalogError):
 
 
 class NoCommittedOffset(KafkalogError):
-    """Fact: `setting`, by which the reader can start elsewhere; a subscribed consumer's is auto.offset.reset."""
+    """Facts: `setting`, by which the reader can start elsewhere; a subscribed consumer's is auto.offset.reset. `hint`,
+    what else it can do."""
 
     code = 22
     message = (
         "group '{group}' has committed no offset for {partition}; "
-        "set {setting} to earliest or latest to start there instead"
+        "set {setting} to earliest or latest to start there instead{hint}"
     )
 
     def __init__(self, **facts: Any) -> None:
-        super().__init__(**{"setting": "committed.fallback", **facts})
+        super().__init__(**{"setting": "committed.fallback", "hint": "", **facts})
 
 
 # Code 23 must not be used again: for older brokers and clients it is another error.

@@ -194,8 +194,8 @@ OPTIONS = (
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest, committed or JSON", {BATCH_READ: "earliest", STREAM_READ: "latest"}, READ, _start,
            'Where to start. In JSON: an offset for every partition, `{"topic": {"0": 23, "1": -2}}`, with -2 for '
-           "earliest and -1 for latest. `committed` starts each partition at the offset of the read's group. A stream uses "
-           "it only if its checkpoint is new. A batch cannot start at latest.", "no `committed`"),
+           "earliest and -1 for latest. `committed` starts each partition at the offset of the read's group, which "
+           "`kafkalog.group.id` names. A stream uses it only if its checkpoint is new. A batch cannot start at latest.", "no `committed`"),
     Option("startingOffsetsByTimestamp", '`{"topic": {"0": TIME}}`', Unset("none"), READ, parse_timestamps,
            "Starts each partition at its first record with this time or a later one. It takes precedence over "
            "startingOffsets. Times are written as for startingTimestamp.", "milliseconds only"),

@@ -96,7 +96,8 @@ def start_of(
         return offset
     if fallback == "error":
         if offset is None:
-            raise NoCommittedOffset(group=group, partition=str(partition))
+            hint = ", or name the group that has offsets with kafkalog.group.id"  # it may be named after its topic
+            raise NoCommittedOffset(group=group, partition=str(partition), hint=hint)
         raise CommittedOffsetGone(
             group=group, partition=str(partition), offset=offset, start_offset=earliest, end_offset=latest
         )
