@@ -25,7 +25,7 @@ _BY_HAND = ("./run setup", "kafkalog local", "rm -r")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page, outputs",
-    [("tutorial/exactly-once.md", 7), ("how-to/use-python.md", 3), ("how-to/use-asyncio.md", 3)],
+    [("tutorial/exactly-once.md", 7), ("how-to/use-python.md", 4), ("how-to/use-asyncio.md", 3)],
 )
 def test_a_page_shows_what_is_printed(
     page: str, outputs: int, spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
