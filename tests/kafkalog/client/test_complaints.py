@@ -15,7 +15,7 @@ from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import parse_producer
 from kafkalog.client.transaction.stager import PartStager
 from kafkalog.clock import ManualClock
-from kafkalog.errors import BrokerUnreachable, Closed, KafkalogError, NotLeader
+from kafkalog.errors import BrokerUnreachable, Closed, KafkalogError, NotLeader, UnknownPartition
 from kafkalog.events import get_logger
 from tests.waiting import waited_for
 
@@ -71,11 +71,15 @@ def test_tries_that_take_long_are_of_one_trouble(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_what_a_change_of_leaders_brings_is_said_when_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [NotLeader(broker_id=1, partition="t-0"), UnknownPartition(topic="t", partition=2, partitions=2)]
+)
+def test_what_a_change_of_leaders_or_a_new_partition_brings_is_said_when_it_lasts(
+    error: KafkalogError, caplog: pytest.LogCaptureFixture
+) -> None:
     failing = Failing(caplog)
-    moved = NotLeader(broker_id=1, partition="t-0")
-    assert failing.failed(2, moved) == []
-    assert len(failing.failed(2, moved)) == 1
+    assert failing.failed(2, error) == []
+    assert len(failing.failed(2, error)) == 1
 
 
 def test_everybody_who_tries_again_says_so_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
