@@ -36,7 +36,10 @@ _COLUMNS = [
     "topic", "partition", "start_offset", "end_offset", "size_bytes", "committed", "lag", "lag_bytes", "lag_seconds",
     "committed_at", "owner",
 ]  # fmt: skip
+_SPARE = ["start_offset", "size_bytes", "lag_bytes", "committed_at", "end_offset"]
+"""Left out on a terminal that is too narrow, the first one first."""
 _MEMBER_COLUMNS = ["member", "host", "client_id", "group_instance_id", "since", "subscription", "owned"]
+_MEMBER_SPARE = ["since", "host", "client_id"]
 
 
 @click.group(cls=CommandGroup)
@@ -87,7 +90,7 @@ def list_groups(bootstrap: str, as_json: bool) -> None:
 def describe(group: str, seconds: bool, bootstrap: str, as_json: bool) -> None:
     """Describe GROUP: its offset, lag and owner in each partition of its topics, its live members with what they read,
     and who waits for a partition that another member still owns. The lag in bytes is the size of the batches from the
-    offset on."""
+    offset on. A terminal that is too narrow shows fewer columns; --json prints all."""
     with admin_of(bootstrap) as admin:
         found, failed = _description(admin, group, seconds)
     if as_json:
@@ -95,7 +98,7 @@ def describe(group: str, seconds: bool, bootstrap: str, as_json: bool) -> None:
         end_with(failed)
         return
     if found["partitions"]:
-        _print_columns(found["partitions"], _COLUMNS, always=_COLUMNS[:7])
+        _print_columns(found["partitions"], _COLUMNS, always=_COLUMNS[:7], spare=_SPARE)
     else:
         click.echo(f"group {group} has no offset in any topic that is there")
     click.echo(
@@ -107,7 +110,7 @@ def describe(group: str, seconds: bool, bootstrap: str, as_json: bool) -> None:
     if found["members"]:
         click.echo("")
         rows = [row | {"owned": _listed(row["owned"])} for row in found["members"]]
-        _print_columns(rows, _MEMBER_COLUMNS, always=["member", "host", "since", "subscription"])
+        _print_columns(rows, _MEMBER_COLUMNS, always=["member", "host", "since", "subscription"], spare=_MEMBER_SPARE)
     else:
         click.echo("no live member")
     for each in found["waits"]:
@@ -196,9 +199,12 @@ def _listed(partitions: Mapping[str, Sequence[int]]) -> str:
     return " ".join(f"{topic}:{ranges(numbers)}" for topic, numbers in partitions.items())
 
 
-def _print_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], always: Collection[str]) -> None:
+def _print_columns(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], always: Collection[str], spare: Sequence[str]
+) -> None:
     """A table without those columns that are empty."""
-    print_table(rows, [name for name in columns if name in always or any(row[name] not in (None, "") for row in rows)])
+    shown = [name for name in columns if name in always or any(row[name] not in (None, "") for row in rows)]
+    print_table(rows, shown, spare)
 
 
 def _time(time_us: int) -> str:

@@ -20,11 +20,15 @@ from kafkalog.config import nearest_hint
 from kafkalog.errors import BrokerUnreachable, UnknownTopic
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from kafkalog.client.admin import Admin
     from kafkalog.errors import KafkalogError
     from kafkalog.records import TopicPartition
 
 _WAIT_TOLD_SECONDS = 1.0
+_WIDE = 100_000
+"""Columns of what is no terminal: nothing is cut or wrapped."""
 START_ONE = "start a cluster (`kafkalog local`), or give the address of one with --bootstrap or KAFKALOG_BOOTSTRAP"
 
 
@@ -124,21 +128,38 @@ def headers_as_text(headers: Iterable[tuple[str, bytes | None]]) -> list[dict[st
     return [{"key": key, **as_text("value", value)} for key, value in headers]
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """One line a row; None is shown as `-`, numbers are aligned right."""
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], spare: Iterable[str] = ()) -> None:
+    """One line a row; None is shown as `-`, numbers are aligned right.
+
+    Args:
+        spare: columns that are left out on a terminal that is too narrow for all, the first one first.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False, markup=False, emoji=False)
+    unlimited = console.options.update(width=_WIDE)
+    table = _table(rows, columns)
+    for name in spare:
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+        columns = [each for each in columns if each != name]
+        table = _table(rows, columns)
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 100_000, highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         right = any(isinstance(row[column], int | float) and not isinstance(row[column], bool) for row in rows)
         table.add_column(column.upper().replace("_", " "), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
-    with console.capture() as capture:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    return table
 
 
 def _cell(value: Any) -> str:
