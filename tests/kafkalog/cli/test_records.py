@@ -1116,8 +1116,9 @@ def test_no_topic_that_matches_a_pattern_is_a_failure_where_none_is_waited_for(
 
 
 def test_a_stream_s_group_is_not_joined(
-    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes]
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kafkalog.client.consumer.membership._STREAMS_END_SECONDS", 0.0)  # it has not just ended
     client = Cluster(cluster.bootstrap_servers)
     keep_member(client, topic, GroupMember("stream-1", "", "here", ""), {})
     ran = Ran(capfdbinary, "consume", topic, "--group", topic)
