@@ -384,11 +384,51 @@ def test_a_commit_of_a_member_that_was_removed_says_that_it_owns_nothing(cluster
         assert one.commit(next(one.messages(timeout=30))) is None, "it has joined again"
 
 
+def lose_and_join_again(one: Consumer) -> None:
+    epoch = of(one)._epoch
+    of(one)._lease.end = -1.0
+    waited_for(lambda: of(one)._epoch > epoch and len(one.assignment()) == 2)
+
+
+def test_a_record_of_before_a_lost_lease_is_not_committed_by_the_next_claim(cluster: LocalCluster, tested: str) -> None:
+    """Another member may have read and committed more meanwhile."""
+    with member(cluster, tested, enable_auto_commit=False) as one:
+        [first, second] = one.consume(2, 30)
+        assert first.partition != second.partition
+        lose_and_join_again(one)
+        for done in (first, [second], {TopicPartition(tested, 0): 1}):
+            with pytest.raises(NotOwner):
+                one.commit(done)
+        again = one.consume(1, 30)
+        one.commit(again)
+        [other] = {0, 1} - {again[0].partition}
+        with pytest.raises(NotOwner):  # of the other partition nothing was handed out anew
+            one.commit({TopicPartition(tested, other): 1})
+        one.seek(TopicPartition(tested, other), 1)
+        one.commit({TopicPartition(tested, other): 1})
+        assert list(one.committed().values()) == [1, 1]
+
+
+def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, tested: str) -> None:
+    raised: list[NotOwner] = []
+
+    def commit(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.commit()
+        consumer.commit(dict.fromkeys(partitions, 0))
+
+    with member(cluster, tested, callbacks={"on_revoked": commit}, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        lose_and_join_again(one)
+        try:
+            one.commit()
+        except NotOwner as error:
+            raised.append(error)
+    assert raised
+
+
 def test_a_commit_of_positions_says_that_what_was_handed_out_is_lost(cluster: LocalCluster, tested: str) -> None:
     def joined_again() -> None:
-        epoch = of(one)._epoch
-        of(one)._lease.end = -1.0
-        waited_for(lambda: of(one)._epoch > epoch and len(one.assignment()) == 2)
+        lose_and_join_again(one)
 
     with member(cluster, tested, enable_auto_commit=False) as one:
         assert len(one.consume(2, 30)) == 2

@@ -94,6 +94,7 @@ class Hand:
         """Lock held: the iterator hands out records of that partition next, from that offset on."""
         self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
         cursor.hands.add(self)
+        cursor.was_taken = True
 
     def put_down(self) -> None:
         """Lock held: mark as processed what is in hand."""
@@ -129,6 +130,7 @@ class Cursor:
         rows: messages being handed out; `left` are those not handed out yet; `batches` are what they were made from.
         end_offset: the next offset after `rows`.
         hands: those of the iterators that have a record of it in hand.
+        was_taken: whether records of it were handed out, or it was sought.
         hold: why nothing of it is handed out.
         lease: nothing of it is handed out after its end; None: it has none.
         named: the last commit by name since it was sought; None: there was none.
@@ -148,6 +150,7 @@ class Cursor:
         "resume",
         "rows",
         "source",
+        "was_taken",
     )
 
     def __init__(self, source: Source, lease: Lease | None = None) -> None:
@@ -159,6 +162,7 @@ class Cursor:
         self.left: Iterator[Message] = iter(self.rows)
         self.batches: Sequence[FetchedBatch] = ()
         self.hands: set[Hand] = set()
+        self.was_taken = False
         self.hold = Hold.NONE
         self.named: Named | None = None
         self.resume: int | None = None
@@ -228,8 +232,17 @@ class Cursor:
                 self.restart()
             hand.put_down()
 
+    def take_back_given_up(self) -> int:
+        """Fetch again what is in hands that were given up, because nobody else is to read on after it. Returns the
+        offset that is handed out next."""
+        if self.hands:
+            self.resume = self.position()
+            self.hands.clear()
+            self.restart()
+        return self.next_offset()
+
     def seek(self, offset: int) -> None:
-        self.resume, self.named = offset, None
+        self.resume, self.named, self.was_taken = offset, None, True
         self.hands.clear()
         self.restart()
 
@@ -286,19 +299,23 @@ class Streams:
         self.partitions: list[list[TopicPartition]] = [[] for _ in range(count)]
         self._patience_s = patience_s
         self._asked = [time.monotonic()] * count  # when each one did last; those that never did get their time too
+        self._in_hands: list[list[int]] = [[]] * count  # the offsets of what each one processed when it was last seen
         self._dealt: Mapping[TopicPartition, Cursor] = {}
 
     def deal(self, cursors: Mapping[TopicPartition, Cursor], asking: int) -> bool:
         """Share these partitions, as one of the streams asks. Returns whether one has moved to another stream."""
         now = time.monotonic()
         self._asked[asking] = now
+        for some in self.partitions:
+            some[:] = [each for each in some if each in cursors]
+        self._note_progress(cursors, now)
         are_read = [at >= now - self._patience_s for at in self._asked]
         read = [some for some, is_read in zip(self.partitions, are_read, strict=True) if is_read]
         has_moved = False
         for number, some in enumerate(self.partitions):
-            some[:] = [each for each in some if each in cursors]
             if not are_read[number] and (left := [each for each in some if cursors[each].is_free()]):
-                log.warning("stream_is_not_read", stream=number, partitions=", ".join(map(str, left)))
+                offsets = {str(each): cursors[each].take_back_given_up() for each in left}
+                log.warning("stream_is_not_read", stream=number, others_read_on_from=offsets)
                 some[:] = [each for each in some if each not in left]
                 has_moved = True
         if has_moved or self._dealt is not cursors:
@@ -313,6 +330,15 @@ class Streams:
             most.remove(free[0])
             fewest.append(free[0])
             has_moved = True
+
+    def _note_progress(self, cursors: Mapping[TopicPartition, Cursor], now: float) -> None:
+        """A stream asks only once for many records: it is read as well if the one that is being processed changes."""
+        for number, asked in enumerate(self._asked):
+            if asked < now - self._patience_s / 4:
+                hands = [hand for each in self.partitions[number] for hand in cursors[each].hands]
+                offsets = sorted(hand.first_offset() for hand in hands if hand.given_up is None)
+                if offsets != self._in_hands[number]:
+                    self._in_hands[number], self._asked[number] = offsets, now
 
 
 class Share(NamedTuple):

@@ -144,8 +144,10 @@ class Membership:
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
-        # Of which records were handed out that can not be committed any more. Until the application asks for a record.
-        self._forfeit: list[TopicPartition] = []
+        # Of which records were handed out that cannot be committed any more. If such a partition comes back, the
+        # application may still commit an old record of it by name, until one is handed out anew.
+        self._forfeit: frozenset[TopicPartition] = frozenset()
+        self._has_asked = True  # for a record, since then
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self.is_stopping = False
@@ -219,10 +221,12 @@ class Membership:
         finally:
             self._reading.discard(me)
             self._asked_at = time.monotonic()
-            self._forfeit = []
+            self._has_asked = True
 
     def serve(self) -> None:
-        """Run the callbacks that are due, in this thread. Raises what keeps the member from reading."""
+        """Run the callbacks that are due, in this thread, which asks for a record. Raises what keeps the member from
+        reading."""
+        self._has_asked = True
         self.callbacks.serve(self._check)
 
     def _check(self) -> None:
@@ -495,7 +499,7 @@ class Membership:
         self._lease.end = -1.0
         self.callbacks.wait_returned()
         error, lost = self._lost, self._told()
-        self._forfeit = self._uncommitted()
+        self._forfeit, self._has_asked = self._lost_in_hand() | self._uncommitted(), False
         self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:
             self._forget()
@@ -515,15 +519,29 @@ class Membership:
             self._fail(error)
             self._pause(None)
 
-    def _uncommitted(self) -> list[TopicPartition]:
+    def _uncommitted(self) -> frozenset[TopicPartition]:
         """The partitions of which records were handed out that are not committed."""
         begun = self._found | {partition: offset for partition, (_, offset) in self._written.items()}
         with self._cursors.fetcher.lock:
-            return sorted(
+            return frozenset(
                 partition
                 for partition, cursor in self._cursors.by_partition.items()
                 if not cursor.hold & Hold.UNPLACED and cursor.next_offset() != begun.get(partition)
             )
+
+    def _lost_in_hand(self) -> frozenset[TopicPartition]:
+        """Those of `_forfeit` of which nothing was handed out anew."""
+        with self._cursors.fetcher.lock:
+            cursors = self._cursors.by_partition
+            return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
+
+    def _check_not_forfeit(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises NotOwner: what was handed out of one of these is lost. Not in a callback, which is called with what
+        the member owns now."""
+        if self._forfeit and not self._in_callback.here:
+            self._forfeit = self._lost_in_hand()
+            if lost := sorted(self._forfeit.intersection(partitions)):
+                raise NotOwner(member=self._name, partition=str(lost[0]), group=self._group, owner="")
 
     def _forget(self) -> None:
         """Lock held: nothing is claimed."""
@@ -745,8 +763,9 @@ class Membership:
         is named after the last record was handed back, as in `on_revoked`, is the last.
 
         Raises:
-            NotOwner: this member does not own one of them (any more).
+            NotOwner: this member does not own one of them (any more), or has lost what it had handed out of it.
         """
+        self._check_not_forfeit(offsets)
         for part in _parts(offsets):
             some = {partition: offsets[partition] for partition in part}
             noted: list[tuple[Cursor, Named | None, Named]] = []
@@ -779,8 +798,8 @@ class Membership:
         Raises:
             NotOwner: what was handed out last is lost.
         """
-        if lost := self._forfeit:
-            raise NotOwner(member=self._name, partition=str(lost[0]), group=self._group, owner="")
+        if not self._has_asked:
+            self._check_not_forfeit(self._forfeit)
         commit_living(
             lambda some: self._commit_own(some, self._ask_patiently, _is_due),
             self._cursors.positions(self._cursors.by_partition),

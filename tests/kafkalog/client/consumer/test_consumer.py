@@ -1101,15 +1101,34 @@ def test_partitions_of_a_stream_that_nobody_reads_go_to_the_others(
     with Consumer(cluster.bootstrap_servers, max_poll_interval_ms=500) as consumer:
         consumer.assign(dict.fromkeys(four, "earliest"))
         first, second, _ = consumer.streams(3)
-        read = {(message.partition, message.offset) for message in itertools.islice(first, int(was_read))}
-        read |= {(message.partition, message.offset) for message in second.messages(40 - len(read), timeout=30)}
-        assert read == {(partition, offset) for partition in range(4) for offset in range(10)}
+        assert [message.offset for message in itertools.islice(first, int(was_read))] == [0] * was_read
+        read = [(message.partition, message.offset) for message in second.messages(40, timeout=30)]
+        assert sorted(read) == [(partition, offset) for partition in range(4) for offset in range(10)]
         assert "stream_is_not_read stream=0" in caplog.text
+        assert [consumer.position(place) for place in four] == [10] * 4
         again = first.messages(max_messages=1, timeout=30)  # whoever reads it gets a share again
         with Producer(cluster.bootstrap_servers) as producer:
             for place in four:
                 producer.send(place.topic, b"new", partition=place.partition)
         assert next(again).offset == 10
+
+
+def test_a_stream_that_is_slow_with_its_records_is_read(
+    cluster: LocalCluster, four: list[TopicPartition], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Consumer(cluster.bootstrap_servers, max_poll_interval_ms=400, fetch_max_wait_ms=50) as consumer:
+        consumer.assign(dict.fromkeys(four, "earliest"))
+        slow, other = consumer.streams(2)
+        reads_on = threading.Thread(target=lambda: list(other.messages(timeout=30)))
+        reads_on.start()
+        read = []
+        for message in slow.messages(max_messages=10, timeout=30):
+            read.append(message.offset)
+            time.sleep(0.1)  # as long as it takes to process it
+        consumer.close()
+    join_all([reads_on], 30)
+    assert read == list(range(10))
+    assert "stream_is_not_read" not in caplog.text
 
 
 def test_a_busy_partition_does_not_starve_others_of_its_stream(cluster: LocalCluster, admin: Admin, topic: str) -> None:
