@@ -9,7 +9,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.errors import KafkalogError, RetriableError
+from kafkalog.errors import KafkalogError, RetriableError, UnknownTopic
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, PartitionExtent
@@ -100,19 +100,32 @@ def why_unserved(
 
 
 def readable(
-    admin: Admin, partitions: Iterable[TopicPartition]
+    admin: Admin, partitions: Iterable[TopicPartition], *, without_gone: bool = False
 ) -> tuple[dict[TopicPartition, PartitionExtent], dict[TopicPartition, KafkalogError]]:
-    """The extents of the served partitions, and the errors of the others."""
+    """The extents of the served partitions, and the errors of the others.
+
+    Args:
+        without_gone: leave out partitions of topics that do not exist.
+
+    Raises:
+        UnknownTopic
+    """
     wanted = list(partitions)
-    if not wanted:
-        return {}, {}
-    names = sorted({partition.topic for partition in wanted})
     until = time.monotonic() + _OPENING_SECONDS
     while True:
-        topics = {topic.name: topic for topic in admin.describe_topics(names)}
-        leaders = {partition: topics[partition.topic].partition(partition.partition).leader for partition in wanted}
-        # Only these: another broker of the topics may hang, and an earlier look may have waited for it.
-        found = admin.extents(names, brokers=leaders.values())
+        if not wanted:
+            return {}, {}
+        names = sorted({partition.topic for partition in wanted})
+        try:
+            topics = {topic.name: topic for topic in admin.describe_topics(names)}
+            leaders = {partition: topics[partition.topic].partition(partition.partition).leader for partition in wanted}
+            # Only these: another broker of the topics may hang, and an earlier look may have waited for it.
+            found = admin.extents(names, brokers=leaders.values())
+        except UnknownTopic as unknown:
+            if not without_gone:
+                raise
+            wanted = [partition for partition in wanted if partition.topic != unknown.facts["topic"]]
+            continue
         live = {broker.broker_id for broker in admin.describe_cluster().brokers}
         served: dict[TopicPartition, PartitionExtent] = {}
         failed: dict[TopicPartition, KafkalogError] = {}

@@ -620,7 +620,9 @@ class _Showing:
         if self._is_finishing:
             consumer.pause(partitions)
             return
-        self._begin_assigned(*readable(self._admin, partitions))
+        self._begin_assigned(
+            *readable(self._admin, partitions, without_gone=True)
+        )  # the group hears of a deleted topic
 
     def _begin_assigned(
         self, extents: Mapping[TopicPartition, PartitionExtent], failed: dict[TopicPartition, KafkalogError]
@@ -758,7 +760,7 @@ class _Showing:
             was_idle, waits = waits, self._shown == before
             is_due = (was_idle and waits) or time.monotonic() >= self._look_due
             if is_due and (self._shown > self._looked_at or self._unread):
-                self._commit()
+                self._commit_for_now()
             if waits and self._pipe and not self._pipe.has_reader():
                 raise BrokenPipeError
 
@@ -823,7 +825,7 @@ class _Showing:
             self._is_writing = False
             if self._shown - self._looked_at >= _COMMIT_EVERY or time.monotonic() >= self._look_due:
                 self._flush()
-                self._commit()
+                self._commit_for_now()
                 self._look_again()
             if self._interrupts:
                 return
@@ -831,6 +833,11 @@ class _Showing:
                 self._stop_reading([partition])
                 if not self._reading:
                     return
+
+    def _commit_for_now(self) -> None:
+        """As `_commit`, if a broker and ZooKeeper can be reached; if not, a later one counts."""
+        with suppress(RetriableError):
+            self._commit()
 
     def _commit(self) -> None:
         """Commit what is read. Everything is flushed, or cannot be."""

@@ -159,6 +159,13 @@ class Progress:
                     # or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
                     time.sleep(_PUBLISH_EVERY_S)
                     published = self._publish(position, topic_ids)
+                if not published:
+                    log.warning(
+                        "group_last_position_not_published",
+                        group=self._group,
+                        effect="consumers that go on with the group read the query's last records again; run it once "
+                        "more when the group has no live member",
+                    )
                 self._leave()
             with self._changed:
                 self._answered = asked

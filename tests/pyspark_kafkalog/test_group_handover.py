@@ -141,6 +141,19 @@ def test_a_query_that_meets_killed_consumers_in_its_group_publishes_once_their_s
     waited_for(lambda: live.admin.committed(told._group) == {partition: 20})
     assert "group_progress_not_published" in caplog.text
     assert "group_is_read_by_consumers" not in caplog.text
+    assert "group_last_position_not_published" not in caplog.text
+
+
+def test_a_query_that_ends_while_killed_consumers_are_members_says_that_its_position_is_not_published(
+    live: Live, told: Progress, caplog: pytest.LogCaptureFixture
+) -> None:
+    partition = TopicPartition(live.topic(20), 0)
+    joined(told, "killed", partition.topic, 600_000)
+    told.at({partition: 20})
+    waited_for(lambda: told._answered == told._asked)
+    told.finish()
+    assert "group_last_position_not_published" in caplog.text
+    assert live.admin.committed(told._group) == {}
 
 
 def test_a_query_that_meets_live_consumers_in_its_group_leaves_it_to_them_also_while_they_restart(

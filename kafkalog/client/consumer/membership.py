@@ -535,13 +535,19 @@ class Membership:
             cursors = self._cursors.by_partition
             return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
 
-    def _check_not_forfeit(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raises NotOwner: what was handed out of one of these is lost. Not in a callback, which is called with what
-        the member owns now."""
+    def _check_not_old(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Raises NotOwner: one of these is before the start of a claim of which nothing was handed out yet, so it is of
+        a record that was lost: others may have read and committed more since. A callback knows of the claim."""
         if self._forfeit and not self._in_callback.here:
             self._forfeit = self._lost_in_hand()
-            if lost := sorted(self._forfeit.intersection(partitions)):
-                raise NotOwner(member=self._name, partition=str(lost[0]), group=self._group, owner="")
+            cursors = self._cursors.by_partition
+            for partition in self._forfeit.intersection(offsets):
+                cursor = cursors.get(partition)
+                if cursor is not None and offsets[partition] < cursor.next_offset():
+                    raise self._not_owner(partition)
+
+    def _not_owner(self, partition: TopicPartition) -> NotOwner:
+        return NotOwner(member=self._name, partition=str(partition), group=self._group, owner="")
 
     def _forget(self) -> None:
         """Lock held: nothing is claimed."""
@@ -763,9 +769,9 @@ class Membership:
         is named after the last record was handed back, as in `on_revoked`, is the last.
 
         Raises:
-            NotOwner: this member does not own one of them (any more), or has lost what it had handed out of it.
+            NotOwner: this member does not own one of them (any more), or has lost the record in the meantime.
         """
-        self._check_not_forfeit(offsets)
+        self._check_not_old(offsets)
         for part in _parts(offsets):
             some = {partition: offsets[partition] for partition in part}
             noted: list[tuple[Cursor, Named | None, Named]] = []
@@ -798,8 +804,8 @@ class Membership:
         Raises:
             NotOwner: what was handed out last is lost.
         """
-        if not self._has_asked:
-            self._check_not_forfeit(self._forfeit)
+        if self._forfeit and not self._has_asked and not self._in_callback.here:
+            raise self._not_owner(min(self._forfeit))
         commit_living(
             lambda some: self._commit_own(some, self._ask_patiently, _is_due),
             self._cursors.positions(self._cursors.by_partition),
@@ -888,8 +894,7 @@ class Membership:
             self._cluster.call("CommitOffsets", request)
         except _GONE as error:
             self._note_lost(request.member, error)
-            where = min(TopicPartition(each.topic, each.partition) for each in request.offsets)
-            raise NotOwner(member=self._name, partition=str(where), group=self._group, owner="") from None
+            raise self._not_owner(min(TopicPartition(each.topic, each.partition) for each in request.offsets)) from None
 
     # --- slow applications
 

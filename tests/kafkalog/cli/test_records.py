@@ -34,7 +34,7 @@ from kafkalog.cli.main import run
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.client.groups import GroupMember, keep_member, leave_group
-from kafkalog.errors import BrokerUnreachable, GroupIsLive, InvalidArgument, NotOwner, PartitionLost
+from kafkalog.errors import BrokerUnreachable, GroupIsLive, InvalidArgument, NotOwner, PartitionLost, UnknownTopic
 from kafkalog.net.control import ControlConnection
 from kafkalog.wire import broker_pb2 as pb
 from tests.between import ahead
@@ -381,12 +381,12 @@ def test_a_member_reads_on_when_a_broker_that_was_away_is_back(
                 signal.raise_signal(signal.SIGINT)
             return b"%b\n" % (message.value or b"")
 
-        def looking(*given: Any) -> Any:
+        def looking(*given: Any, **how: Any) -> Any:
             looks.append(given)
             if len(looks) == 2:  # the first was in vain
                 broker.start()
                 send(own, "t", [2, 3])
-            return readable(*given)
+            return readable(*given, **how)
 
         monkeypatch.setattr(Consumer, "__init__", partialmethod(Consumer.__init__, retry_timeout_ms=500))
         monkeypatch.setattr(records, "_line_of", lambda *_: showing)
@@ -404,8 +404,8 @@ def test_a_member_reads_a_partition_that_was_not_served_when_it_got_it(
     send(cluster, topic, range(2))
     where, looks = TopicPartition(topic, 1), itertools.count(1)
 
-    def looking(admin: Admin, partitions: Iterable[TopicPartition]) -> Any:
-        served, failed = readable(admin, partitions)
+    def looking(admin: Admin, partitions: Iterable[TopicPartition], **how: Any) -> Any:
+        served, failed = readable(admin, partitions, **how)
         if next(looks) <= 3 and where in served:  # at first, in `on_assigned`, and once in vain
             del served[where]
             failed[where] = PartitionLost(partition=str(where), reason="gone", broker_id=0, topic=topic, number=1)
@@ -425,6 +425,37 @@ def test_a_member_reads_a_partition_that_was_not_served_when_it_got_it(
     assert f"partition {where} is lost: gone" in lost
     with Admin(cluster.bootstrap_servers) as admin:
         assert admin.committed(topic)[where] == 0, "where it began to read"
+
+
+def test_a_commit_that_reaches_no_broker_ends_no_member(
+    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, topic, range(4))
+    commit = Membership.commit
+    failed: list[Any] = []
+
+    def failing(membership: Membership, offsets: Any) -> None:
+        if any(offsets.values()) and len(failed) < 2:
+            failed.append(offsets)
+            raise BrokerUnreachable(address="it", reason="it is away")
+        commit(membership, offsets)
+
+    monkeypatch.setattr(Membership, "commit", failing)
+    monkeypatch.setattr(records, "_COMMIT_EVERY", 1)
+    ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--max-messages", "4")
+    assert (ran.code, len(ran.out.splitlines()), len(failed)) == (0, 4, 2), ran.err
+    with Admin(cluster.bootstrap_servers) as admin:
+        assert sum(admin.committed(topic).values()) == 4
+
+
+def test_a_topic_that_is_deleted_as_it_is_assigned_ends_no_member(topic: str, cluster: LocalCluster) -> None:
+    gone = TopicPartition(f"{topic}.gone", 0)
+    with Admin(cluster.bootstrap_servers) as admin:
+        served, failed = readable(admin, [gone, TopicPartition(topic, 0)], without_gone=True)
+        assert (list(served), failed) == ([TopicPartition(topic, 0)], {})
+        assert readable(admin, [gone], without_gone=True) == ({}, {})
+        with pytest.raises(UnknownTopic):
+            readable(admin, [gone])
 
 
 def test_brokers_that_hang_are_waited_for_once_and_together(
