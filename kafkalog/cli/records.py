@@ -620,9 +620,8 @@ class _Showing:
         if self._is_finishing:
             consumer.pause(partitions)
             return
-        self._begin_assigned(
-            *readable(self._admin, partitions, without_gone=True)
-        )  # the group hears of a deleted topic
+        found = readable(self._admin, partitions, without_gone=True)  # the group hears of a deleted topic
+        self._begin_assigned(*found)
 
     def _begin_assigned(
         self, extents: Mapping[TopicPartition, PartitionExtent], failed: dict[TopicPartition, KafkalogError]
