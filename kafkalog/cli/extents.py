@@ -105,10 +105,10 @@ def readable(
     """The extents of the served partitions, and the errors of the others.
 
     Args:
-        without_gone: leave out partitions of topics that do not exist.
+        without_gone: leave out partitions that do not exist.
 
     Raises:
-        UnknownTopic
+        UnknownTopic, UnknownPartition
     """
     wanted = list(partitions)
     until = time.monotonic() + _OPENING_SECONDS
@@ -118,6 +118,8 @@ def readable(
         names = sorted({partition.topic for partition in wanted})
         try:
             topics = {topic.name: topic for topic in admin.describe_topics(names)}
+            if without_gone:  # a topic may have been made anew with fewer
+                wanted = [p for p in wanted if p.partition < len(topics[p.topic].partitions)]
             leaders = {partition: topics[partition.topic].partition(partition.partition).leader for partition in wanted}
             # Only these: another broker of the topics may hang, and an earlier look may have waited for it.
             found = admin.extents(names, brokers=leaders.values())

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -406,6 +407,43 @@ def test_a_record_of_before_a_lost_lease_is_not_committed_by_the_next_claim(clus
         one.seek(places[0], 2)
         one.commit({places[0]: 2})
         assert one.committed() == {places[0]: 2, places[1]: 8}
+
+
+def test_a_commit_that_is_refused_after_its_member_has_joined_again_sends_no_old_position(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    def refused(_: Membership, request: Any) -> None:
+        sent.append(request)
+        lose_and_join_again(one)
+        raise NotOwner(member="one", partition=f"{tested}-0", group=tested, owner="")
+
+    with member(cluster, tested, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.consume(1, 0) == []
+        monkeypatch.setattr(Membership, "_ask_patiently", refused)
+        with pytest.raises(NotOwner):
+            one.commit()
+        assert len(sent) == 1
+
+
+def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster: LocalCluster, tested: str) -> None:
+    kept: list[dict[TopicPartition, int]] = []
+
+    def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if kept:
+            with ThreadPoolExecutor(1) as pool:  # as asyncio's consumer does
+                pool.submit(consumer.commit, {p: kept[0][p] for p in partitions}).result(30)
+
+    with member(cluster, tested, {"on_assigned": assigned}, enable_auto_commit=False) as one:
+        places = [TopicPartition(tested, message.partition) for message in one.consume(2, 30)]
+        one.commit(dict.fromkeys(places, 7))
+        kept.append(dict.fromkeys(places, 3))
+        epoch = of(one)._epoch
+        of(one)._lease.end = -1.0
+        waited_for(lambda: of(one)._epoch > epoch and len(partitions_of(one)) == 2)
+        assert one.committed() == kept[0]
 
 
 def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, tested: str) -> None:

@@ -233,10 +233,13 @@ class Cursor:
             hand.put_down()
 
     def take_back_given_up(self) -> int:
-        """Fetch again what is in hands that were given up, because nobody else is to read on after it. Returns the
-        offset that is handed out next."""
+        """Fetch again what is in hands that were given up and was not committed by name, because nobody else is to read
+        on after it. Returns the offset that is handed out next."""
         if self.hands:
-            self.resume = self.position()
+            at, named = self.position(), self.named
+            if named is not None and named.position == at:
+                at = min(max(at, named.offset), self.next_offset())
+            self.resume = at
             self.hands.clear()
             self.restart()
         return self.next_offset()
@@ -306,6 +309,7 @@ class Streams:
         """Share these partitions, as one of the streams asks. Returns whether one has moved to another stream."""
         now = time.monotonic()
         self._asked[asking] = now
+        is_dealt, self._dealt = self._dealt is cursors, {}  # till the end: an interrupt amid a move has all dealt again
         for some in self.partitions:
             some[:] = [each for each in some if each in cursors]
         self._note_progress(cursors, now)
@@ -318,14 +322,14 @@ class Streams:
                 log.warning("stream_is_not_read", stream=number, others_read_on_from=offsets)
                 some[:] = [each for each in some if each not in left]
                 has_moved = True
-        if has_moved or self._dealt is not cursors:
+        if has_moved or not is_dealt:
             for partition in sorted(cursors.keys() - set(itertools.chain(*self.partitions))):
                 min(read, key=len).append(partition)
-            self._dealt = cursors
         while True:
             fewest, most = min(read, key=len), max(read, key=len)
             free = [partition for partition in most if not cursors[partition].hands]
             if len(most) - len(fewest) < 2 or not free:
+                self._dealt = cursors
                 return has_moved
             most.remove(free[0])
             fewest.append(free[0])

@@ -144,9 +144,10 @@ class Membership:
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
-        # Of which records were handed out that cannot be committed any more. If such a partition comes back, the
-        # application may still commit an old record of it by name, until one is handed out anew.
+        # Of which records were handed out before the lease was lost: with the fetcher's lock. If such a partition comes
+        # back, the application may still commit an old record of it by name, until one is handed out anew.
         self._forfeit: frozenset[TopicPartition] = frozenset()
+        self._uncommitted: frozenset[TopicPartition] = frozenset()  # those of them with records that were not committed
         self._has_asked = True  # for a record, since then
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
@@ -499,8 +500,9 @@ class Membership:
         self._lease.end = -1.0
         self.callbacks.wait_returned()
         error, lost = self._lost, self._told()
-        self._forfeit, self._has_asked = self._lost_in_hand() | self._uncommitted(), False
-        self._cursors.remove(list(self._cursors.by_partition))
+        with self._cursors.fetcher.lock:
+            self._note_forfeit()
+            self._cursors.remove(list(self._cursors.by_partition))
         with self._lock:
             self._forget()
             self.callbacks.clear()
@@ -519,31 +521,34 @@ class Membership:
             self._fail(error)
             self._pause(None)
 
-    def _uncommitted(self) -> frozenset[TopicPartition]:
-        """The partitions of which records were handed out that are not committed."""
+    def _note_forfeit(self) -> None:
+        """The fetcher's lock held: note what is lost with the lease."""
+        cursors = self._cursors.by_partition
+        taken = {partition: cursor for partition, cursor in cursors.items() if cursor.was_taken}
         begun = self._found | {partition: offset for partition, (_, offset) in self._written.items()}
-        with self._cursors.fetcher.lock:
-            return frozenset(
-                partition
-                for partition, cursor in self._cursors.by_partition.items()
-                if not cursor.hold & Hold.UNPLACED and cursor.next_offset() != begun.get(partition)
-            )
+        self._uncommitted = frozenset(
+            partition
+            for partition, cursor in taken.items()
+            if not cursor.hold & Hold.UNPLACED and cursor.next_offset() != begun.get(partition)
+        )
+        self._forfeit, self._has_asked = self._still_forfeit() | taken.keys(), False
 
-    def _lost_in_hand(self) -> frozenset[TopicPartition]:
-        """Those of `_forfeit` of which nothing was handed out anew."""
-        with self._cursors.fetcher.lock:
-            cursors = self._cursors.by_partition
-            return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
+    def _still_forfeit(self) -> frozenset[TopicPartition]:
+        """The fetcher's lock held: those of `_forfeit` of which nothing was handed out anew."""
+        cursors = self._cursors.by_partition
+        return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
 
     def _check_not_old(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Raises NotOwner: one of these is before the start of a claim of which nothing was handed out yet, so it is of
         a record that was lost: others may have read and committed more since. A callback knows of the claim."""
-        if self._forfeit and not self._in_callback.here:
-            self._forfeit = self._lost_in_hand()
-            cursors = self._cursors.by_partition
-            for partition in self._forfeit.intersection(offsets):
-                cursor = cursors.get(partition)
-                if cursor is not None and offsets[partition] < cursor.next_offset():
+        if not self._forfeit or self._in_callback.here:
+            return
+        served = self.callbacks.served()
+        with self._cursors.fetcher.lock:
+            self._forfeit = self._still_forfeit()
+            for partition in self._forfeit.intersection(offsets) - served:
+                cursor = self._cursors.by_partition.get(partition)
+                if cursor is None or offsets[partition] < cursor.next_offset():
                     raise self._not_owner(partition)
 
     def _not_owner(self, partition: TopicPartition) -> NotOwner:
@@ -771,13 +776,14 @@ class Membership:
         Raises:
             NotOwner: this member does not own one of them (any more), or has lost the record in the meantime.
         """
+        epoch = self._epoch
         self._check_not_old(offsets)
         for part in _parts(offsets):
             some = {partition: offsets[partition] for partition in part}
             noted: list[tuple[Cursor, Named | None, Named]] = []
             try:
                 self._note_named(some, noted)
-                self._commit_part(some, self._ask_patiently)
+                self._commit_part(some, self._ask_patiently, epoch)
             except BaseException:
                 for cursor, before, named in noted:
                     if cursor.named is named:
@@ -804,25 +810,27 @@ class Membership:
         Raises:
             NotOwner: what was handed out last is lost.
         """
-        if self._forfeit and not self._has_asked and not self._in_callback.here:
-            raise self._not_owner(min(self._forfeit))
+        epoch = self._epoch
+        if self._uncommitted and not self._has_asked and not self._in_callback.here:
+            raise self._not_owner(min(self._uncommitted))
         commit_living(
-            lambda some: self._commit_own(some, self._ask_patiently, _is_due),
+            lambda some: self._commit_own(some, self._ask_patiently, epoch, _is_due),
             self._cursors.positions(self._cursors.by_partition),
         )
 
     def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
         """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
-        self._commit_own(positions, partial(self._brokers.ask, "CommitOffsets"), _is_auto_due)
+        self._commit_own(positions, partial(self._brokers.ask, "CommitOffsets"), self._epoch, _is_auto_due)
 
     def _commit_own(
         self,
         positions: Mapping[TopicPartition, int],
         ask: Callable[[pb.CommitOffsetsRequest], object],
+        epoch: int,
         is_due: Callable[[Cursor, int], bool],
     ) -> None:
         """Commit positions, those first whose last commit is the oldest, without those that this member does not own
-        any more: what it releases is committed by the release. Raises KafkalogError."""
+        any more: what it releases is committed by the release. Raises KafkalogError, as `_commit_part`."""
         refused: set[str] = set()
         while True:
             with self._lock:
@@ -831,11 +839,11 @@ class Membership:
                 news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
             try:
                 for part in _parts(news):
-                    self._commit_part({partition: positions[partition] for partition in part}, ask, is_due)
+                    self._commit_part({partition: positions[partition] for partition in part}, ask, epoch, is_due)
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
-                if self._lost is not None or partition in refused:
+                if self._lost is not None or self._epoch != epoch or partition in refused:
                     raise
                 refused.add(partition)
 
@@ -843,11 +851,13 @@ class Membership:
         self,
         offsets: Mapping[TopicPartition, int],
         ask: Callable[[pb.CommitOffsetsRequest], object],
+        epoch: int,
         is_due: Callable[[Cursor, int], bool] | None = None,
     ) -> None:
         """Commit those offsets that are not committed already.
 
         Args:
+            epoch: of the membership in which the offsets are positions: in the next one they may be old.
             is_due: whether a cursor's position is to be committed; looked at when no commit can come in between.
 
         Raises:
@@ -863,8 +873,8 @@ class Membership:
             }
             if not news:
                 return
-            if not self._is_member:
-                raise NotOwner(member=self._name, partition=str(min(news)), group=self._group, owner="")
+            if not self._is_member or self._epoch != epoch:
+                raise self._not_owner(min(news))
             self._order += 1
             order = self._order
             # If no answer comes it is not known what is written, so a commit of what was written before is sent again.
@@ -966,6 +976,7 @@ class Membership:
                 self._wait_for_others(timeout)
                 is_valid = self._is_member and not self._lease.has_ended()
                 self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
+                self._has_asked = True  # what `on_revoked` gets is of the membership that there is
                 with self._lock:  # its renewal may be about to set the end
                     self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
                 seconds = end - time.monotonic()

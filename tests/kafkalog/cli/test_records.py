@@ -454,6 +454,7 @@ def test_a_topic_that_is_deleted_as_it_is_assigned_ends_no_member(topic: str, cl
         served, failed = readable(admin, [gone, TopicPartition(topic, 0)], without_gone=True)
         assert (list(served), failed) == ([TopicPartition(topic, 0)], {})
         assert readable(admin, [gone], without_gone=True) == ({}, {})
+        assert readable(admin, [TopicPartition(topic, 1000)], without_gone=True) == ({}, {}), "it was made anew"
         with pytest.raises(UnknownTopic):
             readable(admin, [gone])
 

@@ -23,7 +23,9 @@ from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.consumer import cursors as cursors_module
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer import partition_fetch
+from kafkalog.client.consumer.cursors import Cursor, Hand, Named
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
+from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.consumer.partition_fetch import FetchedBatch
 from kafkalog.errors import (
     BrokerUnreachable,
@@ -1111,6 +1113,21 @@ def test_partitions_of_a_stream_that_nobody_reads_go_to_the_others(
             for place in four:
                 producer.send(place.topic, b"new", partition=place.partition)
         assert next(again).offset == 10
+
+
+def test_what_the_thread_of_a_stream_has_committed_as_it_ended_is_not_read_again() -> None:
+    cursor = Cursor(Source(TopicPartition("t", 0), b"", 5))
+    cursor.rows = [Message("t", 0, at, 0, None, b"") for at in range(5, 8)]
+    cursor.left, cursor.end_offset = iter(cursor.rows), 8
+    hand = Hand()
+    hand.take_from(cursor, 5)
+    hand.message = next(cursor.left)
+    hand.give_up()
+    assert cursor.position() == 5
+    cursor.named = Named(6, 5)
+    assert cursor.take_back_given_up() == 6
+    hand.take_from(cursor, 6)
+    assert cursor.take_back_given_up() == 6, "that was committed before"
 
 
 def test_a_stream_that_is_slow_with_its_records_is_read(
