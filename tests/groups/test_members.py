@@ -399,14 +399,13 @@ def test_a_record_of_before_a_lost_lease_is_not_committed_by_the_next_claim(clus
         places = [TopicPartition(tested, each.partition) for each in (first, second)]
         one.commit(dict.fromkeys(places, 7))  # as another member does when it has read on
         lose_and_join_again(one)
-        for done in (first, [second], {places[0]: 1, places[1]: 7}):
+        for done in (first, [second], {places[0]: 1, places[1]: 7}, {places[1]: 8}):
             with pytest.raises(NotOwner):
                 one.commit(done)
         one.commit(dict.fromkeys(places, 7))
-        one.commit({places[1]: 8})
         one.seek(places[0], 2)
         one.commit({places[0]: 2})
-        assert one.committed() == {places[0]: 2, places[1]: 8}
+        assert one.committed() == {places[0]: 2, places[1]: 7}
 
 
 def test_a_commit_that_is_refused_after_its_member_has_joined_again_sends_no_old_position(
@@ -426,6 +425,22 @@ def test_a_commit_that_is_refused_after_its_member_has_joined_again_sends_no_old
         with pytest.raises(NotOwner):
             one.commit()
         assert len(sent) == 1
+
+
+def test_a_commit_that_is_refused_before_its_member_has_joined_again_says_so(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Membership, request: Any) -> None:
+        of(one)._lease.end = -1.0
+        waited_for(lambda: not of(one)._is_member)
+        raise NotOwner(member="one", partition=f"{tested}-0", group=tested, owner="")
+
+    with member(cluster, tested, {"on_lost": lambda *_: None}, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.consume(1, 0) == []
+        monkeypatch.setattr(Membership, "_ask_patiently", refused)
+        with pytest.raises(NotOwner):
+            one.commit()
 
 
 def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster: LocalCluster, tested: str) -> None:
@@ -470,6 +485,7 @@ def test_a_commit_of_positions_says_that_what_was_handed_out_is_lost(cluster: Lo
     with member(cluster, tested, enable_auto_commit=False) as one:
         assert len(one.consume(2, 30)) == 2
         joined_again()
+        joined_again()  # and nothing was asked for meanwhile
         with pytest.raises(NotOwner):
             one.commit()
         assert len(one.consume(2, 30)) == 2

@@ -526,11 +526,12 @@ class Membership:
         cursors = self._cursors.by_partition
         taken = {partition: cursor for partition, cursor in cursors.items() if cursor.was_taken}
         begun = self._found | {partition: offset for partition, (_, offset) in self._written.items()}
-        self._uncommitted = frozenset(
+        lost = frozenset(
             partition
             for partition, cursor in taken.items()
             if not cursor.hold & Hold.UNPLACED and cursor.next_offset() != begun.get(partition)
         )
+        self._uncommitted = lost if self._has_asked else lost | self._uncommitted
         self._forfeit, self._has_asked = self._still_forfeit() | taken.keys(), False
 
     def _still_forfeit(self) -> frozenset[TopicPartition]:
@@ -539,8 +540,9 @@ class Membership:
         return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
 
     def _check_not_old(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Raises NotOwner: one of these is before the start of a claim of which nothing was handed out yet, so it is of
-        a record that was lost: others may have read and committed more since. A callback knows of the claim."""
+        """Raises NotOwner: one of these is not the start of a claim of which nothing was handed out yet, so it is of a
+        record that was lost: others may have read and committed more since, or it is handed out again. A callback knows
+        of the claim."""
         if not self._forfeit or self._in_callback.here:
             return
         served = self.callbacks.served()
@@ -548,7 +550,7 @@ class Membership:
             self._forfeit = self._still_forfeit()
             for partition in self._forfeit.intersection(offsets) - served:
                 cursor = self._cursors.by_partition.get(partition)
-                if cursor is None or offsets[partition] < cursor.next_offset():
+                if cursor is None or offsets[partition] != cursor.next_offset():
                     raise self._not_owner(partition)
 
     def _not_owner(self, partition: TopicPartition) -> NotOwner:
@@ -843,7 +845,7 @@ class Membership:
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
-                if self._lost is not None or self._epoch != epoch or partition in refused:
+                if self._lost is not None or not self._is_member or self._epoch != epoch or partition in refused:
                     raise
                 refused.add(partition)
 
