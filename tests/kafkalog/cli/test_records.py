@@ -224,9 +224,26 @@ def test_a_group_continues_where_it_committed(
 
 @pytest.mark.parametrize("begin", [["--from-beginning"], []], ids=["beginning", "end"])
 def test_a_group_continues_where_it_began_in_partitions_that_it_had_not_come_to(
-    topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], begin: list[str]
+    topic: str,
+    cluster: LocalCluster,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    begin: list[str],
 ) -> None:
     group = f"stopped.early.{len(begin)}"
+    consumers, subscribe = list[Consumer](), Consumer.subscribe
+
+    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
+        consumers.append(consumer)
+        subscribe(consumer, *given, **callbacks)
+
+    def showing(message: Message) -> bytes:
+        one = consumers[-1]  # where the other partition starts is looked up meanwhile
+        waited_for(lambda: not one.awaited() or bool(membership_of(one).callbacks))
+        return b"%b\n" % (message.value or b"")
+
+    monkeypatch.setattr(Consumer, "subscribe", noted)
+    monkeypatch.setattr(records, "_line_of", lambda *_: showing)
     with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
         for number in range(10):
             producer.send(topic, b"%d" % number, partition=number % 2).result(60)
@@ -1044,8 +1061,8 @@ def test_a_lease_that_ends_while_partitions_are_begun_ends_no_consume(
         consumers.append(consumer)
         subscribe(consumer, *given, **callbacks)
 
-    def losing(*given: Any) -> Any:
-        found = readable(*given)
+    def losing(*given: Any, **how: Any) -> Any:
+        found = readable(*given, **how)
         if next(looks) == 2:  # in `on_assigned`
             membership, is_waiting = consumers[0]._membership, threading.Event()
             assert membership is not None
