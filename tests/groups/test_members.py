@@ -443,6 +443,27 @@ def test_a_commit_that_is_refused_before_its_member_has_joined_again_says_so(
             one.commit()
 
 
+def test_a_commit_in_parts_says_so_if_its_member_is_out_before_the_last(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, parts = Membership._ask_patiently, []
+
+    def then_out(asking: Membership, request: Any) -> None:
+        parts.append(request)
+        ask(asking, request)
+        of(one)._lease.end = -1.0
+        waited_for(lambda: not of(one)._is_member)
+
+    with member(cluster, tested, {"on_lost": lambda *_: None}, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.consume(1, 0) == []
+        monkeypatch.setattr("kafkalog.client.consumer.membership._PARTITIONS_AT_ONCE", 1)
+        monkeypatch.setattr(Membership, "_ask_patiently", then_out)
+        with pytest.raises(NotOwner):
+            one.commit()
+        assert len(parts) == 1
+
+
 def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster: LocalCluster, tested: str) -> None:
     kept: list[dict[TopicPartition, int]] = []
 

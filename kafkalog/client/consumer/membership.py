@@ -836,6 +836,7 @@ class Membership:
         refused: set[str] = set()
         while True:
             with self._lock:
+                self._check_same(epoch, positions)
                 own = [p for p in self._claims.keys() - self._releasing if p in positions and str(p) not in refused]
                 news = [p for p in own if self._written.get(p, _NEVER)[1] != positions[p]]
                 news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
@@ -845,7 +846,7 @@ class Membership:
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
-                if self._lost is not None or not self._is_member or self._epoch != epoch or partition in refused:
+                if partition in refused:
                     raise
                 refused.add(partition)
 
@@ -867,16 +868,15 @@ class Membership:
         """
         with self._lock:
             cursors = self._cursors.by_partition
+            left = {p: offset for p, offset in offsets.items() if self._written.get(p, _NEVER)[1] != offset}
+            self._check_same(epoch, left)
             news = {
                 partition: offset
-                for partition, offset in offsets.items()
-                if self._written.get(partition, _NEVER)[1] != offset
-                and (is_due is None or (partition in cursors and is_due(cursors[partition], offset)))
+                for partition, offset in left.items()
+                if is_due is None or (partition in cursors and is_due(cursors[partition], offset))
             }
             if not news:
                 return
-            if not self._is_member or self._epoch != epoch:
-                raise self._not_owner(min(news))
             self._order += 1
             order = self._order
             # If no answer comes it is not known what is written, so a commit of what was written before is sent again.
@@ -899,6 +899,11 @@ class Membership:
                 if self._written.get(partition) == (order, None):
                     self._written[partition] = order, offset
                 self._found.pop(partition, None)
+
+    def _check_same(self, epoch: int, offsets: Mapping[TopicPartition, int]) -> None:
+        """Lock held. Raises NotOwner: the membership in which these are positions is over."""
+        if offsets and (not self._is_member or self._lost is not None or self._epoch != epoch):
+            raise self._not_owner(min(offsets))
 
     def _ask_patiently(self, request: pb.CommitOffsetsRequest) -> None:
         """Raises KafkalogError."""
