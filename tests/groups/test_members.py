@@ -464,6 +464,20 @@ def test_a_commit_in_parts_says_so_if_its_member_is_out_before_the_last(
         assert len(parts) == 1
 
 
+def test_the_last_commit_of_a_slow_member_is_tried_though_its_lease_counts_as_lost(
+    cluster: LocalCluster, tested: str
+) -> None:
+    """Its lease's thread may notice the end before the commit; who reads next would look up a later start."""
+    with member(cluster, tested) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        membership, offsets = of(one), {TopicPartition(tested, 0): 1}
+        with membership._lock:
+            membership._lost = UnknownMember(group=tested, member="one")
+            membership._check_same(membership._epoch, offsets, membership_module._is_auto_due)
+            with pytest.raises(NotOwner):
+                membership._check_same(membership._epoch, offsets, None)
+
+
 def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster: LocalCluster, tested: str) -> None:
     kept: list[dict[TopicPartition, int]] = []
 

@@ -813,12 +813,10 @@ class Membership:
             NotOwner: what was handed out last is lost.
         """
         epoch = self._epoch
+        positions = self._cursors.positions(self._cursors.by_partition)  # first: those of a lost share are none
         if self._uncommitted and not self._has_asked and not self._in_callback.here:
             raise self._not_owner(min(self._uncommitted))
-        commit_living(
-            lambda some: self._commit_own(some, self._ask_patiently, epoch, _is_due),
-            self._cursors.positions(self._cursors.by_partition),
-        )
+        commit_living(lambda some: self._commit_own(some, self._ask_patiently, epoch, _is_due), positions)
 
     def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
         """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
@@ -836,7 +834,7 @@ class Membership:
         refused: set[str] = set()
         while True:
             with self._lock:
-                self._check_same(epoch, positions)
+                self._check_same(epoch, positions, is_due)
                 own = [p for p in self._claims.keys() - self._releasing if p in positions and str(p) not in refused]
                 news = [p for p in own if self._written.get(p, _NEVER)[1] != positions[p]]
                 news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
@@ -846,7 +844,7 @@ class Membership:
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
-                if partition in refused:
+                if self._lost is not None or partition in refused:
                     raise
                 refused.add(partition)
 
@@ -869,7 +867,7 @@ class Membership:
         with self._lock:
             cursors = self._cursors.by_partition
             left = {p: offset for p, offset in offsets.items() if self._written.get(p, _NEVER)[1] != offset}
-            self._check_same(epoch, left)
+            self._check_same(epoch, left, is_due)
             news = {
                 partition: offset
                 for partition, offset in left.items()
@@ -900,9 +898,13 @@ class Membership:
                     self._written[partition] = order, offset
                 self._found.pop(partition, None)
 
-    def _check_same(self, epoch: int, offsets: Mapping[TopicPartition, int]) -> None:
-        """Lock held. Raises NotOwner: the membership in which these are positions is over."""
-        if offsets and (not self._is_member or self._lost is not None or self._epoch != epoch):
+    def _check_same(
+        self, epoch: int, offsets: Mapping[TopicPartition, int], is_due: Callable[[Cursor, int], bool] | None
+    ) -> None:
+        """Lock held. Raises NotOwner: the membership in which these are positions is over. One that leaves because it
+        is slow may count as lost already; its last commit is tried all the same."""
+        is_lost = self._lost is not None and is_due is not _is_auto_due
+        if offsets and (not self._is_member or is_lost or self._epoch != epoch):
             raise self._not_owner(min(offsets))
 
     def _ask_patiently(self, request: pb.CommitOffsetsRequest) -> None:
