@@ -1251,7 +1251,7 @@ def test_a_lease_is_renewed_three_times_in_a_session_whatever_the_heartbeat_is(
     def late(ask: Ask, method: str) -> Any:
         reply = ask()
         if method == "RenewMember":
-            time.sleep(0.2)
+            time.sleep(0.2)  # the fault is the time that an answer takes; nothing happens meanwhile that could end it
         return reply
 
     monkeypatch.setattr(threading.Event, "wait", note)

@@ -231,18 +231,13 @@ def test_a_group_continues_where_it_began_in_partitions_that_it_had_not_come_to(
     begin: list[str],
 ) -> None:
     group = f"stopped.early.{len(begin)}"
-    consumers, subscribe = list[Consumer](), Consumer.subscribe
-
-    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
-        consumers.append(consumer)
-        subscribe(consumer, *given, **callbacks)
+    consumers = subscribing(monkeypatch)
 
     def showing(message: Message) -> bytes:
         one = consumers[-1]  # where the other partition starts is looked up meanwhile
         waited_for(lambda: not one.awaited() or bool(membership_of(one).callbacks))
         return b"%b\n" % (message.value or b"")
 
-    monkeypatch.setattr(Consumer, "subscribe", noted)
     monkeypatch.setattr(records, "_line_of", lambda *_: showing)
     with Producer(cluster.bootstrap_servers) as producer, Admin(cluster.bootstrap_servers) as admin:
         for number in range(10):
@@ -1055,11 +1050,7 @@ def test_a_lease_that_ends_while_partitions_are_begun_ends_no_consume(
     topic: str, cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(cluster, topic, range(10))
-    consumers, subscribe, looks = list[Consumer](), Consumer.subscribe, itertools.count(1)
-
-    def noted(consumer: Consumer, *given: Any, **callbacks: Any) -> None:
-        consumers.append(consumer)
-        subscribe(consumer, *given, **callbacks)
+    consumers, looks = subscribing(monkeypatch), itertools.count(1)
 
     def losing(*given: Any, **how: Any) -> Any:
         found = readable(*given, **how)
@@ -1071,7 +1062,6 @@ def test_a_lease_that_ends_while_partitions_are_begun_ends_no_consume(
             waited_for(lambda: is_waiting.is_set() or not consumers[0].assignment())
         return found
 
-    monkeypatch.setattr(Consumer, "subscribe", noted)
     monkeypatch.setattr(records, "readable", losing)
     ran = Ran(capfdbinary, "consume", topic, "--group", topic, "--from-beginning", "--exit-at-end")
     assert (ran.code, ran.err) == (0, "")

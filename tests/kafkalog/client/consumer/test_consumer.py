@@ -1141,7 +1141,7 @@ def test_a_stream_that_is_slow_with_its_records_is_read(
         read = []
         for message in slow.messages(max_messages=10, timeout=30):
             read.append(message.offset)
-            time.sleep(0.1)  # as long as it takes to process it
+            time.sleep(0.1)  # as long as it takes to process it: the slowness is what is tested, and no event ends it
         consumer.close()
     join_all([reads_on], 30)
     assert read == list(range(10))
@@ -1163,7 +1163,7 @@ def test_a_busy_partition_does_not_starve_others_of_its_stream(cluster: LocalClu
             if message.partition == 2:
                 break
             if before % 10 == 0:
-                time.sleep(0.005)  # the driver keeps up
+                time.sleep(0.005)  # slower than the driver supplies: no event says that it has, when nothing is missing
     join_all([drives], 30)
     assert before < 500
 
