@@ -535,6 +535,8 @@ def test_the_last_leader_that_has_a_decided_batch_writes_that_it_is_done(start_b
     first = decisions.read_decision(session, TRANSACTION)
     assert (first.done, first.applied) == (False, (DecidedTopic(topic, "t", ((0, 0),)),))
     brokers[0].stub.DeleteTopic(broker_pb2.DeleteTopicRequest(name="gone"), timeout=30)
+    metadata = writes[1].broker.broker.host.metadata
+    assert metadata.wait_until(lambda: "gone" not in metadata.topics, 60)  # until then its partition may be led
     for _ in range(2):  # the second time there is nothing to add
         writes[1].broker.broker.in_doubt.resolve(0)
     last = decisions.read_decision(session, TRANSACTION)
