@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
@@ -74,6 +74,24 @@ _PARTITIONS_AT_ONCE = 498
 """Of a claim, a commit or a release in one request: a broker writes so many offsets at once, with its checks of the
 group's state. What has been answered is not asked again, so a share of any size gets on."""
 _NEVER = (0, None)
+
+
+class _How(NamedTuple):
+    """How offsets are committed.
+
+    Attributes:
+        ask: sends a request; raises KafkalogError.
+        epoch: of the membership in which the offsets are positions: in the next one they may be old.
+        is_due: whether a cursor's position is to be committed; looked at when no commit can come in between. None: they
+            are committed by name.
+        may_be_lost: try it also when the membership counts as lost: one that leaves because it is slow does already
+            when it commits for the last time.
+    """
+
+    ask: Callable[[pb.CommitOffsetsRequest], object]
+    epoch: int
+    is_due: Callable[[Cursor, int], bool] | None = None
+    may_be_lost: bool = False
 
 
 class Membership:
@@ -778,14 +796,14 @@ class Membership:
         Raises:
             NotOwner: this member does not own one of them (any more), or has lost the record in the meantime.
         """
-        epoch = self._epoch
+        how = _How(self._ask_patiently, self._epoch)
         self._check_not_old(offsets)
         for part in _parts(offsets):
             some = {partition: offsets[partition] for partition in part}
             noted: list[tuple[Cursor, Named | None, Named]] = []
             try:
                 self._note_named(some, noted)
-                self._commit_part(some, self._ask_patiently, epoch)
+                self._commit_part(some, how)
             except BaseException:
                 for cursor, before, named in noted:
                     if cursor.named is named:
@@ -816,31 +834,27 @@ class Membership:
         positions = self._cursors.positions(self._cursors.by_partition)  # first: those of a lost share are none
         if self._uncommitted and not self._has_asked and not self._in_callback.here:
             raise self._not_owner(min(self._uncommitted))
-        commit_living(lambda some: self._commit_own(some, self._ask_patiently, epoch, _is_due), positions)
+        how = _How(self._ask_patiently, epoch, _is_due)
+        commit_living(lambda some: self._commit_own(some, how), positions)
 
     def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
         """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
-        self._commit_own(positions, partial(self._brokers.ask, "CommitOffsets"), self._epoch, _is_auto_due)
+        ask = partial(self._brokers.ask, "CommitOffsets")
+        self._commit_own(positions, _How(ask, self._epoch, _is_auto_due, may_be_lost=True))
 
-    def _commit_own(
-        self,
-        positions: Mapping[TopicPartition, int],
-        ask: Callable[[pb.CommitOffsetsRequest], object],
-        epoch: int,
-        is_due: Callable[[Cursor, int], bool],
-    ) -> None:
+    def _commit_own(self, positions: Mapping[TopicPartition, int], how: _How) -> None:
         """Commit positions, those first whose last commit is the oldest, without those that this member does not own
         any more: what it releases is committed by the release. Raises KafkalogError, as `_commit_part`."""
         refused: set[str] = set()
         while True:
             with self._lock:
-                self._check_same(epoch, positions, is_due)
+                self._check_same(positions, how)
                 own = [p for p in self._claims.keys() - self._releasing if p in positions and str(p) not in refused]
                 news = [p for p in own if self._written.get(p, _NEVER)[1] != positions[p]]
                 news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
             try:
                 for part in _parts(news):
-                    self._commit_part({partition: positions[partition] for partition in part}, ask, epoch, is_due)
+                    self._commit_part({partition: positions[partition] for partition in part}, how)
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
@@ -848,18 +862,8 @@ class Membership:
                     raise
                 refused.add(partition)
 
-    def _commit_part(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        ask: Callable[[pb.CommitOffsetsRequest], object],
-        epoch: int,
-        is_due: Callable[[Cursor, int], bool] | None = None,
-    ) -> None:
+    def _commit_part(self, offsets: Mapping[TopicPartition, int], how: _How) -> None:
         """Commit those offsets that are not committed already.
-
-        Args:
-            epoch: of the membership in which the offsets are positions: in the next one they may be old.
-            is_due: whether a cursor's position is to be committed; looked at when no commit can come in between.
 
         Raises:
             NotOwner: this member does not own one of them (any more).
@@ -867,11 +871,11 @@ class Membership:
         with self._lock:
             cursors = self._cursors.by_partition
             left = {p: offset for p, offset in offsets.items() if self._written.get(p, _NEVER)[1] != offset}
-            self._check_same(epoch, left, is_due)
+            self._check_same(left, how)
             news = {
                 partition: offset
                 for partition, offset in left.items()
-                if is_due is None or (partition in cursors and is_due(cursors[partition], offset))
+                if how.is_due is None or (partition in cursors and how.is_due(cursors[partition], offset))
             }
             if not news:
                 return
@@ -891,20 +895,17 @@ class Membership:
                     topic_id=topic_id,
                     claim=self._claims.get(partition),
                 )
-        ask(request)
+        how.ask(request)
         with self._lock:
             for partition, offset in news.items():
                 if self._written.get(partition) == (order, None):
                     self._written[partition] = order, offset
                 self._found.pop(partition, None)
 
-    def _check_same(
-        self, epoch: int, offsets: Mapping[TopicPartition, int], is_due: Callable[[Cursor, int], bool] | None
-    ) -> None:
-        """Lock held. Raises NotOwner: the membership in which these are positions is over. One that leaves because it
-        is slow may count as lost already; its last commit is tried all the same."""
-        is_lost = self._lost is not None and is_due is not _is_auto_due
-        if offsets and (not self._is_member or is_lost or self._epoch != epoch):
+    def _check_same(self, offsets: Mapping[TopicPartition, int], how: _How) -> None:
+        """Lock held. Raises NotOwner: the membership in which these are positions is over."""
+        is_lost = self._lost is not None and not how.may_be_lost
+        if offsets and (not self._is_member or is_lost or self._epoch != how.epoch):
             raise self._not_owner(min(offsets))
 
     def _ask_patiently(self, request: pb.CommitOffsetsRequest) -> None:
