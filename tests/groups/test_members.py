@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -464,6 +464,106 @@ def test_a_commit_in_parts_says_so_if_its_member_is_out_before_the_last(
         assert len(parts) == 1
 
 
+@pytest.mark.parametrize("then", ["a rebalance", "unsubscribe"])
+def test_a_start_that_was_looked_up_undoes_no_commit_whose_answer_is_on_its_way(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    ask = Membership._ask_patiently
+
+    def share() -> None:
+        other = entered.enter_context(member(cluster, tested, enable_auto_commit=False))
+        waited_for(lambda: len(partitions_of(one)) == len(partitions_of(other)) == 1)
+
+    def ask_first(asking: Membership, request: Any) -> None:
+        ask(asking, request)
+        share() if then == "a rebalance" else one.unsubscribe()
+
+    with ExitStack() as entered, Admin(cluster.bootstrap_servers) as admin:
+        one = entered.enter_context(member(cluster, tested, enable_auto_commit=False))
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        if then == "unsubscribe":
+            share()
+        places = one.assignment()
+        for place in places:
+            one.seek(place, 1)
+        monkeypatch.setattr(Membership, "_ask_patiently", ask_first)
+        one.commit()
+        assert {place: admin.committed(tested)[place] for place in places} == dict.fromkeys(places, 1)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_commit_that_is_late_is_none_of_a_later_claim(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """Another member has read on and committed in between."""
+    ask, moved = Membership._ask_patiently, list[TopicPartition]()
+
+    def ask_late(asking: Membership, request: Any) -> None:
+        if not moved:
+            with member(cluster, tested, enable_auto_commit=False) as other:
+                waited_for(lambda: len(partitions_of(one)) == len(partitions_of(other)) == 1)
+                moved.extend(other.assignment())
+                other.seek(moved[0], 2)
+                other.commit()
+            waited_for(lambda: partitions_of(one) == [0, 1])
+            assert not is_named or request.offsets[0].partition != moved[0].partition
+        ask(asking, request)
+
+    produce(cluster, tested, 0, 1)
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        places = sorted(one.assignment())
+        one.pause(places)
+        for place in places:
+            one.seek(place, 1)
+        monkeypatch.setattr(membership_module, "_PARTITIONS_AT_ONCE", 1)
+        monkeypatch.setattr(Membership, "_ask_patiently", ask_late)
+        with pytest.raises(NotOwner) if is_named else nullcontext():
+            one.commit(dict.fromkeys(places, 1) if is_named else None)
+        assert {place: admin.committed(tested)[place] for place in places} == dict.fromkeys(places, 1) | {moved[0]: 2}
+
+
+@pytest.mark.parametrize(("newer", "is_answered"), [(3, True), (3, False), (1, True)])
+def test_a_later_part_of_a_commit_undoes_no_newer_commit(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, newer: int, is_answered: bool
+) -> None:
+    """Not even one that found what it was to write: that was written before the older one."""
+    call, sent = Cluster.call, list[str]()
+
+    def lose(shared: Cluster, *given: Any, **named: Any) -> Any:
+        call(shared, *given, **named)
+        raise lost()
+
+    def commit_anew(ask: Ask, method: str) -> Any:
+        reply = ask()
+        sent.append(method)
+        if sent.count("CommitOffsets") == 1:
+            monkeypatch.undo()
+            seek(newer)
+            if is_answered:
+                one.commit()
+            else:
+                with patch.object(Cluster, "call", lose), pytest.raises(RequestTimedOut):
+                    one.commit()
+        return reply
+
+    def seek(offset: int) -> None:
+        for place in places:
+            one.seek(place, offset)
+
+    with Admin(cluster.bootstrap_servers) as admin, member(cluster, tested, enable_auto_commit=False) as one:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        membership, places = of(one), one.assignment()
+        one.pause(places)
+        seek(1)
+        one.commit()
+        seek(2)
+        monkeypatch.setattr(membership_module, "_PARTITIONS_AT_ONCE", 1)
+        with requests(commit_anew, one):
+            membership._commit_own(membership._auto_commit(), one._cursors.positions(places))
+        assert admin.committed(tested) == dict.fromkeys(places, newer)
+
+
 def test_the_last_commit_of_a_slow_member_is_tried_though_its_lease_counts_as_lost(
     cluster: LocalCluster, tested: str
 ) -> None:
@@ -473,7 +573,7 @@ def test_the_last_commit_of_a_slow_member_is_tried_though_its_lease_counts_as_lo
         membership, offsets = of(one), {TopicPartition(tested, 0): 1}
         with membership._lock:
             membership._lost = UnknownMember(group=tested, member="one")
-            membership._commit_due(offsets)
+            membership._commit_own(membership._auto_commit(), offsets)
             with pytest.raises(NotOwner):
                 membership.commit({TopicPartition(tested, 0): 2})
             membership._lost = None
@@ -672,7 +772,7 @@ def test_a_commit_after_one_without_an_answer_is_sent_though_it_says_what_was_wr
         one.commit({where: 0})
         is_losing.set()
         with requests(lose), pytest.raises(RequestTimedOut):
-            of(one)._commit_due({where: 1})
+            of(one)._commit_own(of(one)._auto_commit(), {where: 1})
         assert admin.committed(tested)[where] == 1
         one.commit({where: 0})
         assert admin.committed(tested)[where] == 0
@@ -1123,7 +1223,7 @@ def test_commits_that_get_no_further_than_their_first_part_reach_all_partitions_
                 assert one.poll(0) is None
                 asked = 0
                 with pytest.raises(RequestTimedOut):
-                    of(one)._commit_due(one._cursors.positions(one.assignment()))
+                    of(one)._commit_own(of(one)._auto_commit(), one._cursors.positions(one.assignment()))
             assert len(admin.committed(topic)) == 6
 
 

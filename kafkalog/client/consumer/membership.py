@@ -76,12 +76,18 @@ group's state. What has been answered is not asked again, so a share of any size
 _NEVER = (0, None)
 
 
-class _How(NamedTuple):
-    """How offsets are committed.
+class _Commit(NamedTuple):
+    """A commit, made before its offsets are taken or named.
+
+    Whatever happens after that: its offsets are written only in the membership and by the claims that were this
+    member's then, and undo no commit that was made later. Its requests name all three, so that the broker refuses or
+    ignores one that is late; what is known to be late is not sent.
 
     Attributes:
         ask: sends a request; raises KafkalogError.
-        epoch: of the membership in which the offsets are positions: in the next one they may be old.
+        me: the membership.
+        claims: the numbers of the claims.
+        order: among the commits of this member; 0: it undoes no commit at all.
         is_due: whether a cursor's position is to be committed; looked at when no commit can come in between. None: they
             are committed by name.
         may_be_lost: try it also when the membership counts as lost: one that leaves because it is slow does already
@@ -89,7 +95,9 @@ class _How(NamedTuple):
     """
 
     ask: Callable[[pb.CommitOffsetsRequest], object]
-    epoch: int
+    me: pb.Membership
+    claims: Mapping[TopicPartition, int]
+    order: int
     is_due: Callable[[Cursor, int], bool] | None = None
     may_be_lost: bool = False
 
@@ -649,18 +657,20 @@ class Membership:
     def _release_part(self, part: list[TopicPartition]) -> None:
         cursors = self._cursors.by_partition
         if self._settings.enable_auto_commit:
+            commit = self._auto_commit()
             positions = self._cursors.positions(part)
-        else:  # who reads them next would look up a start of its own, perhaps a later one
+        else:
+            commit = self._commit_of_found()
             positions = {p: self._found[p] for p in part if p in self._found}
         with self._lock:
-            self._order += 1
             self._releasing = set(part)
-            request = pb.ReleasePartitionsRequest(member=self._me(), order=self._order)
+            request = pb.ReleasePartitionsRequest(member=commit.me, order=commit.order)
+            news = self._news(commit, positions)
             for partition in part:
                 topic, number = partition
-                claim = request.claims.add(topic=topic, partition=number, claim=self._claims[partition])
-                if partition in positions and _is_auto_due(cursors[partition], positions[partition]):
-                    claim.offset = positions[partition]
+                claim = request.claims.add(topic=topic, partition=number, claim=commit.claims[partition])
+                if partition in news:
+                    claim.offset = news[partition]
                     claim.topic_id = cursors[partition].source.reader.topic_id
         self._brokers.ask("ReleasePartitions", request)
         self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in part])
@@ -778,14 +788,35 @@ class Membership:
 
     # --- committing
 
+    def _new_commit(
+        self,
+        ask: Callable[[pb.CommitOffsetsRequest], object],
+        is_due: Callable[[Cursor, int], bool] | None = None,
+        may_be_lost: bool = False,
+    ) -> _Commit:
+        with self._lock:
+            self._order += 1
+            return _Commit(ask, self._me(), dict(self._claims), self._order, is_due, may_be_lost)
+
+    def _auto_commit(self) -> _Commit:
+        """As `auto.commit.interval.ms`, a release and the end ask for it."""
+        return self._new_commit(partial(self._brokers.ask, "CommitOffsets"), _is_auto_due, may_be_lost=True)
+
+    def _commit_of_found(self) -> _Commit:
+        """Of starts that were looked up: who reads next would look up another one, perhaps a later one. A commit of
+        which this member does not know yet that it is written is not undone."""
+        return self._auto_commit()._replace(order=0)
+
     def _commit_if_due(self) -> None:
         now = time.monotonic()
         if now < self._commit_at:
             return
         self._commit_at = now + self._settings.auto_commit_interval_ms / 1000
         if self._settings.enable_auto_commit:
+            commit = self._auto_commit()
+            positions = self._cursors.positions(self._cursors.by_partition)
             try:
-                commit_living(self._commit_due, self._cursors.positions(self._cursors.by_partition))
+                commit_living(partial(self._commit_own, commit), positions)
             except NotOwner as error:  # news of that come
                 log.info("group_commit_refused", group=self._group, member=self._name, reason=str(error))
 
@@ -796,33 +827,37 @@ class Membership:
         Raises:
             NotOwner: this member does not own one of them (any more), or has lost the record in the meantime.
         """
-        how = _How(self._ask_patiently, self._epoch)
-        self._check_not_old(offsets)
-        for part in _parts(offsets):
-            some = {partition: offsets[partition] for partition in part}
-            noted: list[tuple[Cursor, Named | None, Named]] = []
-            try:
-                self._note_named(some, noted)
-                self._commit_part(some, how)
-            except BaseException:
-                for cursor, before, named in noted:
-                    if cursor.named is named:
-                        cursor.named = before
-                raise
+        noted: dict[TopicPartition, tuple[Cursor, Named | None, Named]] = {}
+        try:
+            # At once: a commit of a position either finds it named, or is an earlier one.
+            with self._cursors.fetcher.lock, self._lock:
+                commit = self._new_commit(self._ask_patiently)
+                self._check_not_old(offsets)
+                self._note_named(offsets, noted)
+            for part in _parts(offsets):
+                self._commit_part(commit, {partition: offsets[partition] for partition in part})
+                for partition in part:
+                    noted.pop(partition, None)
+        except BaseException:
+            for cursor, before, named in noted.values():
+                if cursor.named is named:
+                    cursor.named = before
+            raise
 
     def _note_named(
-        self, offsets: Mapping[TopicPartition, int], noted: list[tuple[Cursor, Named | None, Named]]
+        self,
+        offsets: Mapping[TopicPartition, int],
+        noted: dict[TopicPartition, tuple[Cursor, Named | None, Named]],
     ) -> None:
-        """Note them at the cursors. For an interrupt that comes: before a cursor is changed, `noted` gets it, what it
-        had, and what it has from then on."""
+        """The fetcher's lock held: note them at the cursors. For an interrupt that comes: before a cursor is changed,
+        `noted` gets it, what it had, and what it has from then on."""
         served = self.callbacks.served()
-        with self._cursors.fetcher.lock:
-            for partition, offset in offsets.items():
-                if (cursor := self._cursors.by_partition.get(partition)) is not None:
-                    is_last = bool(cursor.hold & Hold.REVOKED) and (self.is_stopping or partition in served)
-                    named = Named(offset, math.inf if is_last else cursor.position())
-                    noted.append((cursor, cursor.named, named))
-                    cursor.named = named
+        for partition, offset in offsets.items():
+            if (cursor := self._cursors.by_partition.get(partition)) is not None:
+                is_last = bool(cursor.hold & Hold.REVOKED) and (self.is_stopping or partition in served)
+                named = Named(offset, math.inf if is_last else cursor.position())
+                noted[partition] = cursor, cursor.named, named
+                cursor.named = named
 
     def commit_positions(self) -> None:
         """Commit the positions of what this member owns, for the application.
@@ -830,62 +865,47 @@ class Membership:
         Raises:
             NotOwner: what was handed out last is lost.
         """
-        epoch = self._epoch
+        commit = self._new_commit(self._ask_patiently, _is_due)
         positions = self._cursors.positions(self._cursors.by_partition)  # first: those of a lost share are none
         if self._uncommitted and not self._has_asked and not self._in_callback.here:
             raise self._not_owner(min(self._uncommitted))
-        how = _How(self._ask_patiently, epoch, _is_due)
-        commit_living(lambda some: self._commit_own(some, how), positions)
+        commit_living(partial(self._commit_own, commit), positions)
 
-    def _commit_due(self, positions: Mapping[TopicPartition, int]) -> None:
-        """As `auto.commit.interval.ms` and the end ask for it. Raises KafkalogError."""
-        ask = partial(self._brokers.ask, "CommitOffsets")
-        self._commit_own(positions, _How(ask, self._epoch, _is_auto_due, may_be_lost=True))
-
-    def _commit_own(self, positions: Mapping[TopicPartition, int], how: _How) -> None:
+    def _commit_own(self, commit: _Commit, positions: Mapping[TopicPartition, int]) -> None:
         """Commit positions, those first whose last commit is the oldest, without those that this member does not own
         any more: what it releases is committed by the release. Raises KafkalogError, as `_commit_part`."""
         refused: set[str] = set()
         while True:
             with self._lock:
-                self._check_same(positions, how)
-                own = [p for p in self._claims.keys() - self._releasing if p in positions and str(p) not in refused]
-                news = [p for p in own if self._written.get(p, _NEVER)[1] != positions[p]]
+                news = [p for p in self._news(commit, positions) if p not in self._releasing and str(p) not in refused]
                 news.sort(key=lambda partition: self._written.get(partition, _NEVER)[0])
             try:
                 for part in _parts(news):
-                    self._commit_part({partition: positions[partition] for partition in part}, how)
+                    self._commit_part(commit, {partition: positions[partition] for partition in part})
                 return
             except NotOwner as error:
                 partition = error.facts["partition"]
-                if self._lost is not None or partition in refused:
+                if partition in refused:
                     raise
                 refused.add(partition)
 
-    def _commit_part(self, offsets: Mapping[TopicPartition, int], how: _How) -> None:
-        """Commit those offsets that are not committed already.
+    def _commit_part(self, commit: _Commit, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit those offsets that are to be committed still.
 
         Raises:
             NotOwner: this member does not own one of them (any more).
         """
         with self._lock:
             cursors = self._cursors.by_partition
-            left = {p: offset for p, offset in offsets.items() if self._written.get(p, _NEVER)[1] != offset}
-            self._check_same(left, how)
-            news = {
-                partition: offset
-                for partition, offset in left.items()
-                if how.is_due is None or (partition in cursors and how.is_due(cursors[partition], offset))
-            }
+            news = self._news(commit, offsets)
             if not news:
                 return
-            self._order += 1
-            order = self._order
-            # If no answer comes it is not known what is written, so a commit of what was written before is sent again.
-            self._written.update((p, (order, None)) for p in news if p in self._claims)
-            me = self._me()
-            request = pb.CommitOffsetsRequest(group=self._group, member=me, order=order)
+            request = pb.CommitOffsetsRequest(group=self._group, member=commit.me, order=commit.order)
             for partition, offset in news.items():
+                # If no answer comes it is not known what is written, so a commit of what was written before is sent
+                # again.
+                if self._owns(commit, partition) and self._written.get(partition, _NEVER)[0] <= commit.order:
+                    self._written[partition] = commit.order, None
                 cursor = cursors.get(partition)  # of what was read: a topic may have been created again under the name
                 topic_id = self._topic_ids.get(partition.topic) if cursor is None else cursor.source.reader.topic_id
                 request.offsets.add(
@@ -893,20 +913,44 @@ class Membership:
                     partition=partition.partition,
                     offset=offset,
                     topic_id=topic_id,
-                    claim=self._claims.get(partition),
+                    claim=commit.claims.get(partition),
                 )
-        how.ask(request)
+        commit.ask(request)
         with self._lock:
             for partition, offset in news.items():
-                if self._written.get(partition) == (order, None):
-                    self._written[partition] = order, offset
+                if self._written.get(partition) == (commit.order, None):
+                    self._written[partition] = commit.order, offset
                 self._found.pop(partition, None)
 
-    def _check_same(self, offsets: Mapping[TopicPartition, int], how: _How) -> None:
-        """Lock held. Raises NotOwner: the membership in which these are positions is over."""
-        is_lost = self._lost is not None and not how.may_be_lost
-        if offsets and (not self._is_member or is_lost or self._epoch != how.epoch):
+    def _news(self, commit: _Commit, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Lock held: the offsets of a commit that are to be sent. Those that were written already are its own from now
+        on. What is not owned by its claims is left out of positions; what is named is sent: the broker says who owns
+        it.
+
+        Raises:
+            NotOwner: the membership is over.
+        """
+        if offsets and not commit.may_be_lost and not self._is_me(commit.me):
             raise self._not_owner(min(offsets))
+        cursors, news = self._cursors.by_partition, {}
+        for partition, offset in offsets.items():
+            if not self._owns(commit, partition):
+                if commit.is_due is None:
+                    news[partition] = offset
+                continue
+            if commit.is_due is not None and not (partition in cursors and commit.is_due(cursors[partition], offset)):
+                continue
+            order, written = self._written.get(partition, _NEVER)
+            if written is None or (order <= commit.order and written != offset):
+                news[partition] = offset
+            elif order < commit.order:
+                self._written[partition] = commit.order, written
+        return news
+
+    def _owns(self, commit: _Commit, partition: TopicPartition) -> bool:
+        """Lock held: whether this member owns a partition by the same claim as when a commit was made."""
+        claim = self._claims.get(partition)
+        return claim is not None and claim == commit.claims.get(partition)
 
     def _ask_patiently(self, request: pb.CommitOffsetsRequest) -> None:
         """Raises KafkalogError."""
@@ -1036,11 +1080,12 @@ class Membership:
     def _part(self, is_valid: bool, until: float) -> None:
         """Commit and leave, until then: in a thread, because a broker that stands still holds up even connecting."""
         self._brokers.stop_at = until
+        commit = self._auto_commit()
         is_committing = is_valid and self._settings.enable_auto_commit
         positions = self._cursors.positions(list(self._claims)) if is_committing else {}
 
         def ask() -> None:
-            self._commit_at_the_end(positions, until)
+            self._commit_at_the_end(commit, positions, until)
             if is_valid:
                 self._commit_found()
             if self._is_member and not self._settings.group_instance_id:
@@ -1048,9 +1093,9 @@ class Membership:
 
         futures.wait([in_background(ask, here_if_need_be=True)], max(0.0, until - time.monotonic()))
 
-    def _commit_at_the_end(self, positions: Mapping[TopicPartition, int], until: float) -> None:
+    def _commit_at_the_end(self, commit: _Commit, positions: Mapping[TopicPartition, int], until: float) -> None:
         try:
-            self._brokers.retrying(lambda: commit_living(self._commit_due, positions), until)
+            self._brokers.retrying(lambda: commit_living(partial(self._commit_own, commit), positions), until)
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
@@ -1062,7 +1107,7 @@ class Membership:
         try:
             group = self._brokers.ask("DescribeGroup", pb.DescribeGroupRequest(group=self._group))
             if len(group.members) > 1:
-                self._commit_due(dict(self._found))
+                self._commit_own(self._commit_of_found(), dict(self._found))
         except KafkalogError as error:
             log.warning("last_commit_failed", group=self._group, member=self._name, reason=str(error))
 
