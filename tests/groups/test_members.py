@@ -615,6 +615,25 @@ def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, te
     assert raised
 
 
+def test_a_callback_commits_no_old_offset_but_of_what_it_was_called_with(cluster: LocalCluster, tested: str) -> None:
+    revoked: list[TopicPartition] = []
+
+    def commit(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if not revoked:
+            revoked.extend(partitions)
+            with pytest.raises(NotOwner):
+                consumer.commit(dict.fromkeys(places, 0))
+            consumer.commit(dict.fromkeys(partitions, 0))
+
+    with member(cluster, tested, {"on_revoked": commit}, enable_auto_commit=False) as one:
+        places = [TopicPartition(tested, message.partition) for message in one.consume(2, 30)]
+        one.commit(dict.fromkeys(places, 1))  # as another member may have done
+        lose_and_join_again(one)
+        with member(cluster, tested, enable_auto_commit=False) as other:
+            waited_for(lambda: len(partitions_of(one)) == len(partitions_of(other)) == 1)
+            assert one.committed(places) == dict.fromkeys(places, 1) | {revoked[0]: 0}
+
+
 def test_a_commit_of_positions_says_that_what_was_handed_out_is_lost(cluster: LocalCluster, tested: str) -> None:
     def joined_again() -> None:
         lose_and_join_again(one)

@@ -95,6 +95,9 @@ class Callbacks:
         in_callback: of the consumer.
         wake: called when one is due, to end the waits of threads that read.
         is_ending: no more are begun; those that are left are called by `finish`.
+
+    Attributes:
+        called_with: the partitions with which the callback that runs now was called, by whichever call.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Callbacks:
         self._serving: object = None  # of the call that runs a callback
         self._server = -1  # the thread of that
         self._raised: weakref.ref[KafkalogError] | None = None
+        self.called_with: frozenset[TopicPartition] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -144,7 +148,7 @@ class Callbacks:
         return self._serving is not None and not self._in_callback.waits_for_this(self._server)
 
     def served(self) -> set[TopicPartition]:
-        """What the callback that runs now was called with."""
+        """What a callback is served for now: also before it, and until what comes after it has returned."""
         with self._lock:
             return set(self._calls[0].partitions) if self._serving is not None and self._calls else set()
 
@@ -179,17 +183,19 @@ class Callbacks:
 
     def run(self, call: Call) -> None:
         """Run a callback in this thread, if it was not begun."""
-        consumer, partitions, before = self._consumer(), list(call.partitions), self._in_callback.here
+        consumer, partitions, called_with = self._consumer(), list(call.partitions), frozenset(call.partitions)
+        before = self._in_callback.here, self.called_with
         try:
             self._in_callback.here = True
             if not call.was_called:
+                self.called_with = called_with
                 call.was_called = True  # this may be a signal's handler above a thread that is about to call it
                 call.callback(consumer, partitions)
         except KafkalogError as error:
             self._raised = weakref.ref(error)
             raise
         finally:
-            self._in_callback.here = before
+            self._in_callback.here, self.called_with = before
 
     def has_raised(self, error: BaseException) -> bool:
         """Whether an error is the last one of a callback, and not of reading."""

@@ -566,18 +566,14 @@ class Membership:
         return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
 
     def _check_not_old(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Raises NotOwner: one of these is not the start of a claim of which nothing was handed out yet, so it is of a
-        record that was lost: others may have read and committed more since, or it is handed out again. A callback knows
-        of the claim."""
-        if not self._forfeit or self._in_callback.here:
-            return
-        served = self.callbacks.served()
-        with self._cursors.fetcher.lock:
-            self._forfeit = self._still_forfeit()
-            for partition in self._forfeit.intersection(offsets) - served:
-                cursor = self._cursors.by_partition.get(partition)
-                if cursor is None or offsets[partition] != cursor.next_offset():
-                    raise self._not_owner(partition)
+        """The fetcher's lock held. Raises NotOwner: one of these is not the start of a claim of which nothing was handed
+        out yet, so it is of a record that was lost: others may have read and committed more since, or it is handed out
+        again. A callback knows of the claims of what it was called with."""
+        self._forfeit = self._still_forfeit()
+        for partition in self._forfeit.intersection(offsets) - self.callbacks.called_with:
+            cursor = self._cursors.by_partition.get(partition)
+            if cursor is None or offsets[partition] != cursor.next_offset():
+                raise self._not_owner(partition)
 
     def _not_owner(self, partition: TopicPartition) -> NotOwner:
         return NotOwner(member=self._name, partition=str(partition), group=self._group, owner="")
