@@ -120,7 +120,7 @@ class Consumer:
         """Leave the group, and close the connections, as `kafkalog.Consumer.close`. Iterators end, and waiting calls
         return, in other tasks too."""
         self._left = _NOTHING
-        await self._leaving(partial(self._consumer.close, timeout))
+        await self._in_thread(partial(self._consumer.close, timeout))
         self._thread.stop()
         self._forsaken.detach()
 
@@ -151,7 +151,7 @@ class Consumer:
         Raises:
             InvalidArgument: the consumer has no group, or has partitions assigned by `assign`.
         """
-        await self._leaving(
+        await self._in_thread(
             partial(
                 self._consumer.subscribe,
                 topics,
@@ -163,18 +163,19 @@ class Consumer:
 
     async def unsubscribe(self) -> None:
         """Leave the group; as `close`, but the consumer stays open."""
-        await self._leaving(self._consumer.unsubscribe)
+        await self._in_thread(self._consumer.unsubscribe)
 
-    async def _leaving(self, call: Callable[[], None]) -> None:
-        """Make a call that leaves a group; if a callback makes it, without a wait for that callback's end."""
+    async def _in_thread(self, call: Callable[[], None]) -> None:
+        """Make a call in a thread; if a callback makes it, as that callback: a call that leaves a group does not wait
+        for its end."""
         called, in_callback = self._called(), self._consumer._in_callback
 
-        def leave() -> None:
+        def make() -> None:
             if called is not None:
                 in_callback.behalf = called.thread  # of this thread, which ends with the call
             call()
 
-        await in_thread(leave)
+        await in_thread(make)
 
     def _on_loop(self, callback: Callback | None) -> Callable[[Any, list[TopicPartition]], object] | None:
         """A callback for the engine, which calls it in another thread: that waits while the event loop runs it. A loop
@@ -244,7 +245,7 @@ class Consumer:
     ) -> None:
         """Write the group's offsets; as `kafkalog.Consumer.commit`: without arguments the position of every assigned
         partition, so not the message that is still being processed. A cancelled commit may be written or not."""
-        await in_thread(partial(self._consumer.commit, done))
+        await self._in_thread(partial(self._consumer.commit, done))
 
     async def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""
@@ -285,6 +286,7 @@ class Consumer:
     async def _poll(self, timeout: float | None) -> Message | None:
         end = _end(timeout)
         self._check_not_in_callback()
+        self._consumer._note_asked()
         self._put_earlier_down()
         while True:
             cursor = self._cursor
@@ -294,6 +296,7 @@ class Consumer:
                     return message
             if not await self._found(self._cursors.next_rows, end):
                 return None
+            self._consumer._note_got(self._hand)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """The next messages, up to a number; those before count as processed.
@@ -317,6 +320,7 @@ class Consumer:
         if arguments.whole_number("num_messages", num_messages) < 1:
             raise InvalidArgument(reason=f"num_messages must be at least 1, not {num_messages}")
         self._check_not_in_callback()
+        self._consumer._note_asked()
         self._put_earlier_down()
         left, is_late = num_messages, self._consumer._is_late
         taken: list[tuple[Cursor, list[Message]]] = []
@@ -343,6 +347,8 @@ class Consumer:
             except KafkalogError as error:
                 if not taken or self._consumer._is_of_callback(error):
                     raise
+            for hand in (*self._earlier, self._hand):
+                self._consumer._note_got(hand)
             # Only now: the lease may have ended while this task waited for more.
             messages = [message for cursor, rows in taken if not is_late(cursor, rows[0]) for message in rows]
             for hand in (*self._earlier, self._hand):
@@ -369,12 +375,14 @@ class Consumer:
     async def _next_arrow(self, timeout: float | None) -> pa.RecordBatch | None:
         end = _end(timeout)
         self._check_not_in_callback()
+        self._consumer._note_asked()
         self._put_earlier_down()
         while True:
             batch = await self._found(self._cursors.next_arrow, end)
             if batch is None:
                 return None
             if self._cursors.is_current(self._hand):
+                self._consumer._note_got(self._hand)
                 self._hand.is_unseen = False
                 found: pa.RecordBatch = batch
                 return found

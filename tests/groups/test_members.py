@@ -652,6 +652,47 @@ def test_a_commit_of_positions_says_that_what_was_handed_out_is_lost(cluster: Lo
         one.commit()  # nothing is lost
 
 
+@pytest.mark.parametrize("way", ["poll", "consume", "messages", "arrow"])
+def test_who_waited_already_when_the_lease_ended_has_asked_for_no_record_since(
+    cluster: LocalCluster, tested: str, way: str
+) -> None:
+    """Also if it serves a callback, or gives back what it had and begins anew."""
+    announced = 0
+
+    def keep_back(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        nonlocal announced
+        if is_waiting.is_set():
+            consumer.pause(partitions)
+            announced += len(partitions)
+
+    def wait() -> None:
+        if way == "poll":
+            assert one.poll(60) is not None
+        elif way == "consume":
+            assert len(one.consume(3, 60)) == 3
+        else:
+            assert next(one.messages(timeout=60) if way == "messages" else one.arrow_batches(60)) is not None
+
+    is_waiting = threading.Event()
+    with member(cluster, tested, {"on_assigned": keep_back}, enable_auto_commit=False) as one:
+        assert len(one.consume(2, 30)) == 2
+        assert one.consume(1, 0) == []
+        places = one.assignment() if way == "consume" else []  # of which it has records, and waits for a third
+        produce(cluster, tested, *[place.partition for place in places])
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waited_for(lambda: bool(of(one)._reading) and one._cursors.in_hand(places) == set(places))
+        is_waiting.set()
+        lose_and_join_again(one)
+        waited_for(lambda: announced == 2 and not of(one).callbacks)
+        waited_for(lambda: bool(of(one)._reading))
+        with pytest.raises(NotOwner):
+            one.commit()
+        one.resume(one.assignment())
+        join_all([waiting], 30)
+        one.commit()  # it has got a record
+
+
 def test_news_that_come_while_a_claim_is_refused_for_them_are_acted_upon(cluster: LocalCluster, tested: str) -> None:
     is_waiting, has_news, has_claimed = threading.Event(), threading.Event(), threading.Event()
 

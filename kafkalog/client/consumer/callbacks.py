@@ -79,6 +79,10 @@ class InCallback(threading.local):
     here = False
     behalf = -1
 
+    def is_from_callback(self) -> bool:
+        """Whether a callback asks: in the thread that runs it, or in one whose call it waits for."""
+        return self.here or self.behalf != -1
+
     def waits_for_this(self, thread: int | None) -> bool:
         """Whether a thread is the one that asks, or cannot get on before that one's call returns."""
         return thread in (threading.get_ident(), self.behalf)

@@ -535,6 +535,7 @@ class Consumer:
             if end is None:
                 self._check_may_read()
                 timeout = arguments.seconds("timeout", timeout)
+                self._note_asked()
                 end = math.inf if timeout is None else time.monotonic() + timeout
             if not self._find_polled(end):
                 return None
@@ -546,6 +547,7 @@ class Consumer:
         left = None if end == math.inf else max(0.0, end - time.monotonic())
         cursor = self._next(self._cursors.next_rows, None, left, hand)
         if cursor is not None:
+            self._note_got(hand)
             self._polling, self._polling_lease = cursor.left, cursor.lease
         return cursor is not None
 
@@ -578,6 +580,7 @@ class Consumer:
         self._check_may_read()
         timeout = arguments.seconds("timeout", timeout)
         left = _at_least_one("num_messages", num_messages)
+        self._note_asked()
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
         taken: list[tuple[Cursor, list[Message]]] = []
@@ -606,6 +609,8 @@ class Consumer:
                 if rows := list(itertools.islice(cursor.left, left)):
                     taken.append((cursor, rows))
                     left -= len(rows)
+            for hand in self._polled:
+                self._note_got(hand)
             # Only now: the lease may have ended while this thread waited for more.
             messages = [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
             lease = taken[-1][0].lease if taken else None
@@ -635,8 +640,10 @@ class Consumer:
             arguments.whole_number("max_messages", max_messages)
         try:
             now = time.monotonic
+            self._note_asked()
             if max_messages is None:
                 while (cursor := self._next(self._cursors.next_rows, part, timeout, hand)) is not None:
+                    self._note_got(hand)
                     lease = cursor.lease
                     if lease is None:
                         for message in cursor.left:
@@ -648,12 +655,15 @@ class Consumer:
                             yield message
                             if now() >= lease.end:  # here: see cursors.py
                                 break
+                        if hand.message is not None:
+                            self._note_asked()
                 return
             left = max_messages
             while left > 0:
                 cursor = self._next(self._cursors.next_rows, part, timeout, hand)
                 if cursor is None:
                     return
+                self._note_got(hand)
                 lease = cursor.lease
                 if lease is not None and lease.has_ended():
                     continue
@@ -665,6 +675,8 @@ class Consumer:
                     yield message
                     if lease is not None and now() >= lease.end:
                         break
+                if hand.message is not None:
+                    self._note_asked()
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)
                 self._fetcher.call()  # others may have what is left of its rows
@@ -672,6 +684,16 @@ class Consumer:
             hand.give_up()
             if hand.cursor is not None:
                 self._fetcher.wake()  # as above; no lock, because this may be the garbage collector's call
+
+    def _note_asked(self) -> None:
+        """A call of the application begins that asks for a record."""
+        if (membership := self._membership) is not None:
+            membership.note_asked()
+
+    def _note_got(self, hand: Hand) -> None:
+        """The application gets what is in hand, unless its lease has ended: look at that after this."""
+        if (membership := self._membership) is not None:
+            membership.note_got(hand)
 
     def _next(
         self, take: Callable[[Part, float | None, Hand], _Taken | None], part: Part, timeout: float | None, hand: Hand
@@ -714,7 +736,9 @@ class Consumer:
         self._check_open()
         timeout = arguments.seconds("timeout", timeout)
         try:
+            self._note_asked()
             while (batch := self._next(self._cursors.next_arrow, None, timeout, hand)) is not None:
+                self._note_got(hand)
                 cursor = hand.cursor
                 lease = None if cursor is None else cursor.lease
                 if cursor is None or (lease is not None and (lease.has_ended() or lease.end < 0)):  # as in `consume`
@@ -723,6 +747,7 @@ class Consumer:
                     continue
                 hand.is_unseen = False
                 yield batch
+                self._note_asked()
         finally:
             hand.give_up()
 

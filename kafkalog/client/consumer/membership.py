@@ -174,7 +174,7 @@ class Membership:
         # back, the application may still commit an old record of it by name, until one is handed out anew.
         self._forfeit: frozenset[TopicPartition] = frozenset()
         self._uncommitted: frozenset[TopicPartition] = frozenset()  # those of them with records that were not committed
-        self._has_asked = True  # for a record, since then
+        self._has_asked = True  # for a record, since then; who waited already has not
         self._commit_at = self._look_at = 0.0
         self._error: KafkalogError | None = None
         self.is_stopping = False
@@ -248,12 +248,22 @@ class Membership:
         finally:
             self._reading.discard(me)
             self._asked_at = time.monotonic()
-            self._has_asked = True
+
+    def note_asked(self) -> None:
+        """A call of the application begins that asks for a record."""
+        self._has_asked = True
+
+    def note_got(self, hand: Hand) -> None:
+        """The application gets what is in hand; the call may have begun before the lease was lost."""
+        if self._has_asked:
+            return
+        with self._cursors.fetcher.lock:  # a loss is noted either before, and then the lease has ended, or after it
+            if hand.cursor is not None and not hand.cursor.has_ended():
+                self._has_asked = True
 
     def serve(self) -> None:
         """Run the callbacks that are due, in this thread, which asks for a record. Raises what keeps the member from
         reading."""
-        self._has_asked = True
         self.callbacks.serve(self._check)
 
     def _check(self) -> None:
@@ -566,9 +576,12 @@ class Membership:
         return frozenset(p for p in self._forfeit if (cursor := cursors.get(p)) is None or not cursor.was_taken)
 
     def _check_not_old(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The fetcher's lock held. Raises NotOwner: one of these is not the start of a claim of which nothing was handed
-        out yet, so it is of a record that was lost: others may have read and committed more since, or it is handed out
-        again. A callback knows of the claims of what it was called with."""
+        """The fetcher's lock held. A callback knows of the claims of what it was called with.
+
+        Raises:
+            NotOwner: one of these is not the start of a claim of which nothing was handed out yet, so it is of a record
+                that was lost: others may have read and committed more since, or it is handed out again.
+        """
         self._forfeit = self._still_forfeit()
         for partition in self._forfeit.intersection(offsets) - self.callbacks.called_with:
             cursor = self._cursors.by_partition.get(partition)
@@ -863,7 +876,7 @@ class Membership:
         """
         commit = self._new_commit(self._ask_patiently, _is_due)
         positions = self._cursors.positions(self._cursors.by_partition)  # first: those of a lost share are none
-        if self._uncommitted and not self._has_asked and not self._in_callback.here:
+        if self._uncommitted and not self._has_asked and not self._in_callback.is_from_callback():
             raise self._not_owner(min(self._uncommitted))
         commit_living(partial(self._commit_own, commit), positions)
 
@@ -1026,7 +1039,6 @@ class Membership:
                 self._wait_for_others(timeout)
                 is_valid = self._is_member and not self._lease.has_ended()
                 self._cursors.hold(self._cursors.by_partition, Hold.REVOKED)
-                self._has_asked = True  # what `on_revoked` gets is of the membership that there is
                 with self._lock:  # its renewal may be about to set the end
                     self._lease.end = -1.0  # also for what a thread has taken and not handed out yet
                 seconds = end - time.monotonic()

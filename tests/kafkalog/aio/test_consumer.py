@@ -20,7 +20,7 @@ from kafkalog import Admin, Message, Producer, TopicPartition, aio
 from kafkalog.aio.calls import in_thread
 from kafkalog.client.consumer import consumer as threaded
 from kafkalog.client.consumer.cursors import Hold
-from kafkalog.errors import Closed, InvalidArgument, OffsetOutOfRange, UnknownTopic
+from kafkalog.errors import Closed, InvalidArgument, NotOwner, OffsetOutOfRange, UnknownTopic
 from tests.between import amid
 from tests.kafkalog.aio.turns import turns_of_others
 from tests.kafkalog.client.test_forks import in_child
@@ -660,6 +660,77 @@ def test_nothing_more_is_returned_once_the_lease_has_ended(
             assert membership is not None and membership._epoch > epochs[0]
 
     asyncio.run(main())
+
+
+async def lose_and_join_again(consumer: aio.Consumer) -> None:
+    membership = consumer._consumer._membership
+    assert membership is not None
+    epoch, membership._lease.end = membership._epoch, -1.0
+    await until(lambda: membership._epoch > epoch and bool(consumer.assignment()))
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_record_that_no_call_has_returned_was_not_asked_for_since_the_lease_ended(
+    cluster: LocalCluster, admin: Admin, topic: str, is_awaited: bool
+) -> None:
+    """A commit says that what was processed before is lost, although the consumer's thread has taken more."""
+    filled_with(1, cluster, admin, topic, partitions=1)
+    quick = {**GROUP, "session_timeout_ms": 2000, "heartbeat_interval_ms": 100, "enable_auto_commit": False}
+
+    async def main() -> None:
+        async with aio.Consumer(cluster.bootstrap_servers, group=topic, **quick) as consumer:
+            await consumer.subscribe(topic)
+            assert await consumer.poll(30) is not None
+            if is_awaited:
+                waiting = asyncio.create_task(consumer.poll(30))
+                await until(lambda: consumer._wait is not None)
+            else:
+                assert await consumer.poll(0.01) is None
+            wait = consumer._wait
+            assert wait is not None
+            await lose_and_join_again(consumer)
+            await until(wait.found.done)
+            if is_awaited:
+                assert await waiting is not None
+            else:
+                with pytest.raises(NotOwner):
+                    await consumer.commit()
+                assert await consumer.poll(30) is not None
+            await consumer.commit()
+
+    asyncio.run(main())
+
+
+def test_callbacks_commit_after_a_lost_lease_as_ever(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    [place] = filled_with(2, cluster, admin, topic, partitions=1)
+    quick = {**GROUP, "session_timeout_ms": 2000, "heartbeat_interval_ms": 100, "enable_auto_commit": False}
+    told: list[str] = []
+
+    async def assigned(given: aio.Consumer, partitions: list[TopicPartition]) -> None:
+        if told:
+            given.pause(partitions)
+            await given.commit()
+        told.append("assigned")
+
+    async def revoked(given: aio.Consumer, partitions: list[TopicPartition]) -> None:
+        await given.commit()
+        await given.commit(dict.fromkeys(partitions, 0))
+        told.append("revoked")
+
+    async def main() -> None:
+        async with aio.Consumer(cluster.bootstrap_servers, group=topic, **quick) as consumer:
+            await consumer.subscribe(topic, on_assigned=assigned, on_revoked=revoked)
+            assert len(await consumer.consume(2, 30)) == 2
+            await consumer.commit({place: 1})
+            assert await consumer.poll(0.01) is None  # its thread waits on, and is the one that calls
+            await lose_and_join_again(consumer)
+            await until(lambda: len(told) == 2)
+            with pytest.raises(NotOwner):
+                await consumer.commit()
+
+    asyncio.run(main())
+    assert told == ["assigned", "assigned", "revoked"]
+    assert admin.committed(topic) == {place: 0}
 
 
 def test_a_consumer_that_nobody_has_any_more_leaves_its_group(cluster: LocalCluster, admin: Admin, topic: str) -> None:
