@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -580,13 +580,17 @@ def test_the_last_commit_of_a_slow_member_is_tried_though_its_lease_counts_as_lo
         assert one.committed([TopicPartition(tested, 0)]) == offsets
 
 
-def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster: LocalCluster, tested: str) -> None:
+def test_on_assigned_commits_what_is_kept_elsewhere_and_no_other_thread_does_meanwhile(
+    cluster: LocalCluster, tested: str
+) -> None:
     kept: list[dict[TopicPartition, int]] = []
 
     def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if kept:
-            with ThreadPoolExecutor(1) as pool:  # as asyncio's consumer does
-                pool.submit(consumer.commit, {p: kept[0][p] for p in partitions}).result(30)
+            offsets = {p: kept[0][p] for p in partitions}
+            with ThreadPoolExecutor(1) as pool, pytest.raises(NotOwner):
+                pool.submit(consumer.commit, offsets).result(30)
+            consumer.commit(offsets)
 
     with member(cluster, tested, {"on_assigned": assigned}, enable_auto_commit=False) as one:
         places = [TopicPartition(tested, message.partition) for message in one.consume(2, 30)]
@@ -596,6 +600,31 @@ def test_on_assigned_commits_what_is_kept_elsewhere_in_whichever_thread(cluster:
         of(one)._lease.end = -1.0
         waited_for(lambda: of(one)._epoch > epoch and len(partitions_of(one)) == 2)
         assert one.committed() == kept[0]
+
+
+def test_the_end_of_a_batch_of_messages_asks_for_no_record(cluster: LocalCluster, tested: str) -> None:
+    with member(cluster, tested, enable_auto_commit=False) as one:
+        for number, _ in enumerate(one.messages(max_messages=2, timeout=30)):
+            if number == 1:  # the lease ends while the last record of the batch is processed
+                of(one)._lease.end = -1.0
+                waited_for(lambda: not of(one)._is_member or partitions_of(one) == [0, 1], 60)
+                waited_for(lambda: bool(of(one)._uncommitted), 60)
+        with pytest.raises(NotOwner):
+            one.commit()
+
+
+def test_a_commit_by_name_waits_for_no_lock_of_the_member_while_it_has_the_fetchers(
+    cluster: LocalCluster, tested: str
+) -> None:
+    """A signal's handler that closes the consumer may stand above a thread that has the member's."""
+    with member(cluster, tested, enable_auto_commit=False) as one, ThreadPoolExecutor(1) as pool:
+        [message] = one.consume(1, 30)
+        with of(one)._lock:
+            committing = pool.submit(one.commit, message)
+            assert not wait([committing], 0.3).done
+            assert one._fetcher.lock.acquire(timeout=30)
+            one._fetcher.lock.release()
+        committing.result(30)
 
 
 def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, tested: str) -> None:

@@ -675,7 +675,7 @@ class Consumer:
                     yield message
                     if lease is not None and now() >= lease.end:
                         break
-                if hand.message is not None:
+                if left > 0 and hand.message is not None:  # else it wants no more
                     self._note_asked()
             with self._fetcher.lock:
                 self._cursors.put_hand_down(hand)

@@ -583,7 +583,8 @@ class Membership:
                 that was lost: others may have read and committed more since, or it is handed out again.
         """
         self._forfeit = self._still_forfeit()
-        for partition in self._forfeit.intersection(offsets) - self.callbacks.called_with:
+        known = self.callbacks.called_with if self._in_callback.is_from_callback() else frozenset()
+        for partition in self._forfeit.intersection(offsets) - known:
             cursor = self._cursors.by_partition.get(partition)
             if cursor is None or offsets[partition] != cursor.next_offset():
                 raise self._not_owner(partition)
@@ -807,6 +808,12 @@ class Membership:
             self._order += 1
             return _Commit(ask, self._me(), dict(self._claims), self._order, is_due, may_be_lost)
 
+    def _now(self, commit: _Commit) -> _Commit:
+        """With the order of this moment."""
+        with self._lock:
+            self._order += 1
+            return commit._replace(order=self._order)
+
     def _auto_commit(self) -> _Commit:
         """As `auto.commit.interval.ms`, a release and the end ask for it."""
         return self._new_commit(partial(self._brokers.ask, "CommitOffsets"), _is_auto_due, may_be_lost=True)
@@ -838,11 +845,12 @@ class Membership:
         """
         noted: dict[TopicPartition, tuple[Cursor, Named | None, Named]] = {}
         try:
-            # At once: a commit of a position either finds it named, or is an earlier one.
-            with self._cursors.fetcher.lock, self._lock:
-                commit = self._new_commit(self._ask_patiently)
+            # One lock after the other: a signal's handler that closes the consumer may stand above one of them.
+            commit = self._new_commit(self._ask_patiently)
+            with self._cursors.fetcher.lock:
                 self._check_not_old(offsets)
                 self._note_named(offsets, noted)
+            commit = self._now(commit)  # a commit of a position finds the offset named, or is an earlier one
             for part in _parts(offsets):
                 self._commit_part(commit, {partition: offsets[partition] for partition in part})
                 for partition in part:
