@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -614,17 +614,46 @@ def test_the_end_of_a_batch_of_messages_asks_for_no_record(cluster: LocalCluster
 
 
 def test_a_commit_by_name_waits_for_no_lock_of_the_member_while_it_has_the_fetchers(
-    cluster: LocalCluster, tested: str
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal's handler that closes the consumer may stand above a thread that has the member's."""
+    check, has_fetchers, may_go_on = Membership._check_not_old, threading.Event(), threading.Event()
+
+    def hold(checking: Membership, offsets: Any) -> None:
+        has_fetchers.set()
+        assert may_go_on.wait(30)
+        check(checking, offsets)
+
+    monkeypatch.setattr(Membership, "_check_not_old", hold)
     with member(cluster, tested, enable_auto_commit=False) as one, ThreadPoolExecutor(1) as pool:
         [message] = one.consume(1, 30)
+        committing = pool.submit(one.commit, message)
+        assert has_fetchers.wait(30)
         with of(one)._lock:
-            committing = pool.submit(one.commit, message)
-            assert not wait([committing], 0.3).done
+            may_go_on.set()
             assert one._fetcher.lock.acquire(timeout=30)
             one._fetcher.lock.release()
         committing.result(30)
+
+
+def test_of_two_commits_by_name_at_once_the_last_name_is_that_of_the_last_commit(
+    cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, orders = Membership._ask_patiently, dict[int, int]()
+
+    def note(asking: Membership, request: Any) -> None:
+        orders[request.offsets[0].offset] = request.order
+        ask(asking, request)
+
+    monkeypatch.setattr(Membership, "_ask_patiently", note)
+    with member(cluster, tested, enable_auto_commit=False) as one, ThreadPoolExecutor(4) as pool:
+        waited_for(lambda: partitions_of(one) == [0, 1])
+        place = TopicPartition(tested, 0)
+        for call in [pool.submit(one.commit, {place: offset}) for offset in range(1, 40)]:
+            call.result(30)
+        named = one._cursors.by_partition[place].named
+        assert named is not None
+        assert named.offset == max(orders, key=orders.__getitem__)
 
 
 def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, tested: str) -> None:

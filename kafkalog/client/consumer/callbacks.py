@@ -152,9 +152,10 @@ class Callbacks:
         return self._serving is not None and not self._in_callback.waits_for_this(self._server)
 
     def served(self) -> set[TopicPartition]:
-        """What a callback is served for now: also before it, and until what comes after it has returned."""
-        with self._lock:
-            return set(self._calls[0].partitions) if self._serving is not None and self._calls else set()
+        """What a callback is served for now: also before it, and until what comes after it has returned. Takes no lock:
+        it is asked for with the fetcher's held."""
+        first = self._calls[:1]
+        return set(first[0].partitions) if first and self._serving is not None else set()
 
     def serve(self, check: Callable[[], object]) -> None:
         """Run those that are due, in this thread; before each `check`, with the lock held, may raise."""

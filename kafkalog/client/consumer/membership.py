@@ -20,6 +20,7 @@ name, everything that was fetched is dropped, nothing is committed, and the memb
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -166,7 +167,7 @@ class Membership:
         self._reading: set[int] = set()  # threads of the application that wait for records
         self._asked_at = time.monotonic()
         self._progress: dict[Hand, tuple[object, float]] = {}  # what each has, and since when at least
-        self._order = 0
+        self._orders = itertools.count(1)  # of commits; taken without a lock
         # The last commit of what is owned: its order, and its offset once it is known to be written.
         self._written: dict[TopicPartition, tuple[int, int | None]] = {}
         self._found: dict[TopicPartition, int] = {}  # starts by `auto.offset.reset`: the group has no offset there
@@ -805,14 +806,7 @@ class Membership:
         may_be_lost: bool = False,
     ) -> _Commit:
         with self._lock:
-            self._order += 1
-            return _Commit(ask, self._me(), dict(self._claims), self._order, is_due, may_be_lost)
-
-    def _now(self, commit: _Commit) -> _Commit:
-        """With the order of this moment."""
-        with self._lock:
-            self._order += 1
-            return commit._replace(order=self._order)
+            return _Commit(ask, self._me(), dict(self._claims), next(self._orders), is_due, may_be_lost)
 
     def _auto_commit(self) -> _Commit:
         """As `auto.commit.interval.ms`, a release and the end ask for it."""
@@ -850,7 +844,9 @@ class Membership:
             with self._cursors.fetcher.lock:
                 self._check_not_old(offsets)
                 self._note_named(offsets, noted)
-            commit = self._now(commit)  # a commit of a position finds the offset named, or is an earlier one
+                # After it: a commit of a position finds the offset named, or is an earlier one. And before the next one
+                # is named, so that the last name is that of the last commit.
+                commit = commit._replace(order=next(self._orders))
             for part in _parts(offsets):
                 self._commit_part(commit, {partition: offsets[partition] for partition in part})
                 for partition in part:
