@@ -639,21 +639,27 @@ def test_a_commit_by_name_waits_for_no_lock_of_the_member_while_it_has_the_fetch
 def test_of_two_commits_by_name_at_once_the_last_name_is_that_of_the_last_commit(
     cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, orders = Membership._ask_patiently, dict[int, int]()
+    new_commit, has_begun, may_go_on = Membership._new_commit, threading.Event(), threading.Event()
 
-    def note(asking: Membership, request: Any) -> None:
-        orders[request.offsets[0].offset] = request.order
-        ask(asking, request)
+    def hold(making: Membership, *given: Any, **named: Any) -> Any:
+        commit = new_commit(making, *given, **named)
+        if threading.current_thread().name.startswith("first"):
+            has_begun.set()
+            assert may_go_on.wait(30)
+        return commit
 
-    monkeypatch.setattr(Membership, "_ask_patiently", note)
-    with member(cluster, tested, enable_auto_commit=False) as one, ThreadPoolExecutor(4) as pool:
+    monkeypatch.setattr(Membership, "_new_commit", hold)
+    with member(cluster, tested, enable_auto_commit=False) as one, ThreadPoolExecutor(1, "first") as pool:
         waited_for(lambda: partitions_of(one) == [0, 1])
         place = TopicPartition(tested, 0)
-        for call in [pool.submit(one.commit, {place: offset}) for offset in range(1, 40)]:
-            call.result(30)
+        committing = pool.submit(one.commit, {place: 1})
+        assert has_begun.wait(30)
+        one.commit({place: 2})
+        may_go_on.set()
+        committing.result(30)  # it named its offset last
         named = one._cursors.by_partition[place].named
         assert named is not None
-        assert named.offset == max(orders, key=orders.__getitem__)
+        assert named.offset == one.committed([place])[place] == 1
 
 
 def test_on_revoked_commits_after_a_lost_lease_as_ever(cluster: LocalCluster, tested: str) -> None:
