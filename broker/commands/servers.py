@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kafkalog.cli.command import Command
+from kafkalog.cli.command import Command, pairs
 from kafkalog.cli.output import counted
 from kafkalog.errors import AddressInUse, StorageFailed, ZooKeeperUnreachable
 
@@ -37,14 +37,21 @@ def _naming_the_option(port: int) -> Iterator[None]:
     examples=[
         ("One broker; its data is deleted at the end", "kafkalog local"),
         ("Three brokers, and their data is kept", "kafkalog local --brokers 3 --data data"),
+        (
+            "Three brokers, one copy of each partition",
+            "kafkalog local --brokers 3 --config default.replication.factor=1",
+        ),
     ],
 )
 @click.option("--brokers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of brokers.")
 @click.option("--data", type=_folder, help="Keep all data in this directory; otherwise it is deleted at the end.")
 @click.option("--port", type=click.IntRange(1, _PORT_MAX), default=9192, show_default=True,
               help="Broker i serves gRPC at PORT+2i and data at PORT+2i+1.")  # fmt: skip
+@click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs,
+              help="A setting of the brokers; repeatable. With three brokers or more, default.replication.factor is 3 "
+              "and default.min.insync.replicas 2 unless given.")  # fmt: skip
 @click.option("--no-restart", is_flag=True, help="Do not restart a broker or ZooKeeper that ended on its own.")
-def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
+def local(brokers: int, data: Path | None, port: int, config: dict[str, str], no_restart: bool) -> None:
     """Run a cluster on this machine: a real ZooKeeper and brokers, until Ctrl-C.
 
     Prints on stderr the warnings and errors that the brokers log, and says there when a server has ended.
@@ -57,7 +64,10 @@ def local(brokers: int, data: Path | None, port: int, no_restart: bool) -> None:
     if last > _PORT_MAX:
         sentence = f"{counted(brokers, 'broker')} would use the ports {port} to {last}, and the highest is {_PORT_MAX}"
         raise click.BadParameter(sentence, param_hint="--port")
-    with _naming_the_option(port), LocalCluster(brokers=brokers, data=data, port=port) as cluster:
+    with (
+        _naming_the_option(port),
+        LocalCluster(brokers=brokers, data=data, port=port, settings=config) as cluster,
+    ):
         click.echo(f"bootstrap servers: {cluster.bootstrap_servers}")
         click.echo(f"ZooKeeper: {cluster.zookeeper_connect}")
         click.echo(f"data: {data.resolve() if data else 'gone when this ends; keep it with --data DIR'}")

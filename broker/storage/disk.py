@@ -128,13 +128,12 @@ class Disk:
     def identity(self, fd: int) -> str:
         """A text that identifies an open file on this machine until the next boot, whatever path it was opened by."""
         stat = os.fstat(fd)
-        return f"{_boot_id()}:{stat.st_dev}:{stat.st_ino}"
+        return f"{self.boot_id()}:{stat.st_dev}:{stat.st_ino}"
 
-
-def _boot_id() -> str:
-    """The kernel's boot id, which changes with every boot. A container has the boot id of its host, whose file locks it
-    shares."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    def boot_id(self) -> str:
+        """The kernel's boot id, 36 characters, which changes with every boot. A container has the boot id of its host,
+        whose file locks and page cache it shares."""
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class TruncateFailed(Exception):

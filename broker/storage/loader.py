@@ -9,6 +9,10 @@ A segment has the offsets [base offset in its name, base offset of the next segm
   because nothing in them was acknowledged as durable.
 
 After a clean stop no batch has to be read.
+
+A reset replaces a log by an empty one that begins at another offset. The file `reset` is its record: once it is
+durable, the old log counts as gone. An opening that finds it deletes what is left of the old log, makes the new one,
+and then removes the file.
 """
 
 from __future__ import annotations
@@ -18,16 +22,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.storage.checkpoint import TEMPORARY, Checkpoint, read_checkpoint, read_whole, write_checkpoint
+from broker.storage.checkpoint import (
+    TEMPORARY,
+    Checkpoint,
+    read_checkpoint,
+    read_whole,
+    seal,
+    unseal,
+    write_atomic,
+    write_checkpoint,
+)
 from broker.storage.disk import Disk, is_full
 from broker.storage.disk_errors import DiskErrors
+from broker.storage.epochs import EPOCHS_NAME, NO_EPOCH, LeaderEpochs, read_epochs
 from broker.storage.index import Damage
 from broker.storage.producer_state import PRODUCERS_SUFFIX, Producers
-from broker.storage.segment import LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
+from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, Segment, base_offset_of
 from kafkalog.events import get_logger
+from kafkalog.format.batch import BatchHeader
 
 log = get_logger(__name__)
 
+RESET_NAME = "reset"
+_OF_A_LOG = (LOG_SUFFIX, NEXT_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX)
 _ANY_INTERVAL = 1 << 16  # the index of an empty log that is closed at once gets no entries
 
 
@@ -39,12 +56,14 @@ class Opened(NamedTuple):
         segments: the log's segments.
         checkpoint: the current checkpoint.
         saved_offset: the saved index and the saved state of the producers describe the log up to this offset.
+        epochs: the leader epochs between the log's start and end.
     """
 
     deleted: list[Segment]
     segments: list[Segment]
     checkpoint: Checkpoint
     saved_offset: int
+    epochs: LeaderEpochs
 
 
 def open_folder(
@@ -58,6 +77,9 @@ def open_folder(
         StorageFailed: the directory is out of service from now on.
     """
     names = disk.names(folder)
+    if RESET_NAME in names:
+        finish_reset(disk, folder, label)
+        names = disk.names(folder)
     for name in names:
         if name.endswith(TEMPORARY):
             disk.unlink(folder / name)
@@ -72,7 +94,8 @@ def open_folder(
     if stored is None and bases:
         log.warning("checkpoint_missing", partition=label, folder=str(folder))
     segments = [Segment(disk, folder, base, index_interval_bytes, bases[base]) for base in sorted(bases)]
-    deleted, segments = _without_deleted(segments, checkpoint.start_offset)
+    saved_producers = max(snapshot_offsets(disk, folder), default=-1)
+    deleted, segments = _without_deleted(segments, min(checkpoint.start_offset, saved_producers))
     segments, unsynced = _proven(disk, folder, segments)
     indexed_offset = checkpoint.synced_offset
     fresh = not segments
@@ -93,19 +116,48 @@ def open_folder(
         if fresh and not (saved and durable):
             disk.sync_dir(folder)  # makes the segment's name durable
         producers_at = open_producers(disk, folder, segments, producers, label)
+        epochs = _open_epochs(disk, folder, segments, start_offset, label)
     except BaseException:
         for segment in [*segments, *unsynced]:
             segment.close()
         raise
-    return Opened(deleted, segments, found, min(indexed_offset, producers_at))
+    return Opened(deleted, segments, found, min(indexed_offset, producers_at), epochs)
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
-    """Create the files of an empty log that starts at an offset, in an empty folder. They are durable afterwards."""
+    """Create the files of an empty log that starts at an offset, in a folder without one. They are durable
+    afterwards."""
     segment = Segment(disk, folder, start_offset, _ANY_INTERVAL)
     segment.create()
     segment.close()
     write_checkpoint(disk, folder, Checkpoint(start_offset, start_offset, 0), label)
+
+
+def record_reset(disk: Disk, folder: Path, offset: int) -> None:
+    """Decide durably that a log is to be replaced by an empty one that begins at an offset. Raises OSError: nothing is
+    decided, unless `may_be_reset`."""
+    write_atomic(disk, folder / RESET_NAME, seal({"offset": offset}))
+
+
+def may_be_reset(disk: Disk, folder: Path) -> bool:
+    """Whether the next opening may find a recorded reset."""
+    try:
+        return RESET_NAME in disk.names(folder)
+    except OSError:
+        return True
+
+
+def finish_reset(disk: Disk, folder: Path, label: str) -> None:
+    """Replace a log as `record_reset` decided, durably. May be repeated after a stop at any step."""
+    facts = unseal(read_whole(disk, folder / RESET_NAME) or b"") or {}
+    offset = int(facts.get("offset", 0))  # if the record is damaged: a follower that begins at 0 is reset again
+    log.warning("log_reset", partition=label, folder=str(folder), offset=offset)
+    for name in disk.names(folder):
+        if name == EPOCHS_NAME or any(base_offset_of(name, suffix) is not None for suffix in _OF_A_LOG):
+            disk.unlink(folder / name)
+    make_empty_log(disk, folder, label, offset)
+    disk.unlink(folder / RESET_NAME)
+    disk.sync_dir(folder)  # before an append: a restored record would delete it
 
 
 def _unless_full(save: Callable[[], None]) -> bool:
@@ -119,9 +171,11 @@ def _unless_full(save: Callable[[], None]) -> bool:
     return True
 
 
-def _without_deleted(segments: list[Segment], start_offset: int) -> tuple[list[Segment], list[Segment]]:
-    """Split the segments into those before the start offset, whose deletion a stop interrupted, and the others."""
-    old = sum(after.base_offset <= start_offset for after in segments[1:])
+def _without_deleted(segments: list[Segment], offset: int) -> tuple[list[Segment], list[Segment]]:
+    """Split the segments into those before an offset, whose deletion a stop interrupted, and the others. A deletion
+    first saves the producers' state. Segments before the start without a saved state after them were not deleted: a
+    truncation has moved the start to the end of a segment. The next retention deletes them."""
+    old = sum(after.base_offset <= offset for after in segments[1:])
     return segments[:old], segments[old:]
 
 
@@ -258,6 +312,40 @@ def _new_segment(disk: Disk, folder: Path, base_offset: int, index_interval_byte
         segment.close()
         raise
     return segment
+
+
+def _open_epochs(disk: Disk, folder: Path, segments: list[Segment], start_offset: int, label: str) -> LeaderEpochs:
+    """Read the leader epochs, and drop those outside the log. If the file is missing or damaged, or lacks the epoch of
+    the last batch, rebuild it."""
+    stored = read_epochs(disk, folder)
+    last_of_batches = max((segment.leader_epoch for segment in segments if segment.size), default=NO_EPOCH)
+    if stored is not None and stored.last >= last_of_batches:
+        epochs = stored
+    else:
+        epochs = _epochs_of_batches(segments)
+        if last_of_batches != NO_EPOCH:
+            log.warning("leader_epochs_rebuilt", partition=label, folder=str(folder), epochs=len(epochs.entries))
+            _unless_full(lambda: epochs.save(disk, folder, label))
+    epochs.start_at(start_offset)
+    epochs.end_at(segments[-1].end_offset)
+    return epochs
+
+
+def _epochs_of_batches(segments: list[Segment]) -> LeaderEpochs:
+    """The leader epochs of the batches in the log. Reads only the segments in which an epoch begins: the others end in
+    the same epoch as the segment before them."""
+    epochs = LeaderEpochs(is_saved=False)
+
+    def note(header: BatchHeader) -> None:
+        if header.leader_epoch > epochs.last:
+            epochs.begin(header.leader_epoch, header.base_offset)
+
+    for segment in segments:
+        if segment.size and segment.leader_epoch > epochs.last:
+            segment.replay(segment.base_offset, note)
+            if segment is not segments[-1]:
+                segment.close()
+    return epochs
 
 
 def snapshot_path(folder: Path, offset: int) -> Path:

@@ -1,14 +1,16 @@
 """One partition's log: a folder of segments. It is appended to at the end, read anywhere, and deleted from the start by
 retention.
 
-The log assigns offsets and stamps them into batches. It knows the partition only by its label, and does not know the
-leader. It keeps no bytes in memory: a read returns a range of a file (`FileSlice`).
+The log of a leader assigns offsets and stamps them into batches (`append`). It does so in the leader epoch that was
+begun here (`begin_epoch`), and refuses appends in any other. The log of a follower takes the leader's bytes as they are
+(`append_stamped`). The log knows the partition only by its label. It keeps no bytes in memory: a read returns a range
+of a file (`FileSlice`).
 
 Threads:
 
 - `_lock` guards all state that changes. Appends hold it. The only steps under it that wait for the disk are the write
-  of an append, the creation of a file, and a truncation. Syncs, renames, saves and deletions run while appends
-  continue.
+  of an append, the creation of a file, the save of a new leader epoch, and a truncation. Syncs, renames, other saves
+  and deletions run while appends continue.
 - `_flush_lock` is taken before `_lock`. It lets one flush run at a time.
 - `_save_lock` is taken before `_flush_lock`. Indexes and states are saved, and segments deleted, under it.
 - Reads take no lock. They use an immutable `View`, which is replaced as a whole after the bytes that it describes are
@@ -26,24 +28,25 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from broker.config import TopicSettings
 from broker.storage.apply_progress import Progress
 from broker.storage.checkpoint import Checkpoint
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
+from broker.storage.epochs import NO_EPOCH, LeaderEpochs
 from broker.storage.flusher import FlushTask
-from broker.storage.loader import open_folder, open_producers
+from broker.storage.loader import finish_reset, may_be_reset, open_folder, open_producers, record_reset
 from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
 from broker.storage.reader import UNKNOWN, Reader, View
 from broker.storage.retention import expired
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
 from broker.storage.snapshots import Snapshots
-from kafkalog.errors import Closed, DiskFull, KafkalogError, OutOfFiles
+from kafkalog.errors import Closed, CorruptBatch, DiskFull, FencedLeaderEpoch, KafkalogError, OutOfFiles
 from kafkalog.events import get_logger
-from kafkalog.format.batch import NO_TRANSACTION, Batch, stamp
+from kafkalog.format.batch import NO_TRANSACTION, Batch, BatchHeader, iter_batches, stamp
 
 log = get_logger(__name__)
 
@@ -89,9 +92,14 @@ class Log:
     """
 
     def __init__(
-        self, services: Services, folder: Path, label: str, settings: TopicSettings, leader_epoch: int
+        self, services: Services, folder: Path, label: str, settings: TopicSettings, leader_epoch: int | None
     ) -> None:
         """Open the folder's log, and recover it after a stop.
+
+        Args:
+            leader_epoch: the epoch in which this broker leads the partition. It begins now, unless the log knows a
+                later one, which then continues. The epoch is written to disk before the first append, so that the start
+                of many partitions takes no syncs for it. None: this broker does not lead the partition.
 
         Raises:
             StorageFailed: the directory is out of service from now on.
@@ -124,16 +132,20 @@ class Log:
             )
         except OSError as error:
             self._errors.refuse_to_open(error, "opening the log")
-        deleted, self._segments, checkpoint, self._saved_offset = opened
+        deleted, self._segments, checkpoint, self._saved_offset, self._epochs = opened
         self._deleted = deque(deleted)  # segments still to be unlinked, oldest first; under _save_lock
         segments = self._segments
         self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
         self._active = segments[-1]
         self._unsynced_rolls: list[_Roll] = []  # oldest first
         self._unsaved_rolls: list[_Roll] = []  # synced, but their indexes are not saved
-        self._leader_epoch = max(leader_epoch, *(segment.leader_epoch for segment in segments))
+        self._leader_epoch: int | None = None  # the epoch in which `append` stamps; None while not leading
+        self._followed_epoch = NO_EPOCH  # the last one of `follow_epoch`
+        self._high_watermark: int | None = None  # None: the end offset
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
+        if leader_epoch is not None:
+            self._begin_epoch(max(leader_epoch, self._epochs.last))
         self._apply_settings(settings)
         self._publish()
         self._unlink_soon()
@@ -179,6 +191,24 @@ class Log:
         return self._flushed_offset
 
     @property
+    def high_watermark(self) -> int:
+        """The offset up to which the records are on all replicas of the in-sync set: the end offset, unless it was set.
+        The log is not truncated below it. The log uses it only to keep the producers' states that a truncation needs,
+        and the directory saves it."""
+        high_watermark = self._high_watermark
+        return self.end_offset if high_watermark is None else high_watermark
+
+    @high_watermark.setter
+    def high_watermark(self, offset: int) -> None:
+        with self._lock:
+            self._high_watermark = min(offset, self._end_offset)
+
+    @property
+    def has_high_watermark(self) -> bool:
+        """Whether the high watermark was set: the partition has several replicas."""
+        return self._high_watermark is not None
+
+    @property
     def view(self) -> View:
         return self.reader.view
 
@@ -186,16 +216,6 @@ class Log:
     def needs_flush_for_ack(self) -> bool:
         """Whether flush.messages=1: an ack means that the batch is durable."""
         return self._flush_messages == 1
-
-    @property
-    def leader_epoch(self) -> int:
-        """The epoch that is stamped into new batches. It never falls, because recovery would reject the batches."""
-        return self._leader_epoch
-
-    @leader_epoch.setter
-    def leader_epoch(self, epoch: int) -> None:
-        with self._lock:
-            self._leader_epoch = max(self._leader_epoch, epoch)
 
     def update_settings(self, settings: TopicSettings) -> None:
         """Change the topic's settings. A new index.interval.bytes takes effect with the next segment."""
@@ -209,13 +229,97 @@ class Log:
             self._errors.check()
             raise Closed(what=f"log of {self.label}")
 
+    # --- leader epochs -------------------------------------------------------------------------------------------
+
+    @property
+    def last_epoch(self) -> int:
+        """The last leader epoch that was begun or of which there is a batch; -1 if there is none."""
+        return self._epochs.last
+
+    def begin_epoch(self, epoch: int, *, durable: bool = True) -> None:
+        """Begin a leader epoch at the end offset: this broker leads the partition in it, and appends in older epochs
+        are refused from now on. If the epoch has begun already, only the latter.
+
+        Args:
+            durable: otherwise the epoch is saved before the first append, so that the start of many partitions takes no
+                syncs for it.
+
+        Raises:
+            FencedLeaderEpoch: the log knows or follows a later epoch.
+            DiskFull: the epoch has begun, but is not durable; the next append tries to save it.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
+        """
+        with self._lock:
+            self._check_usable()
+            if epoch < self._known_epoch:
+                raise self._fenced(epoch)
+            if epoch > self._epochs.last:
+                log.info(
+                    "leader_epoch_begun",
+                    partition=self.label,
+                    epoch=epoch,
+                    end_offset=self._end_offset,
+                    previous_is_empty=self._epochs.last >= 0 and self._epochs.last_start == self._end_offset,
+                )
+            self._begin_epoch(epoch)
+            if durable and not self._epochs.is_saved:
+                self._save_epochs()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch > self._epochs.last:
+            self._epochs.begin(epoch, self._end_offset)
+        self._leader_epoch = epoch
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Follow the leader of an epoch: appends as a leader, and copies from the leaders of older epochs, are refused
+        from now on. Not durable, because a start follows anew.
+
+        Raises:
+            FencedLeaderEpoch: the log knows or follows a later epoch, or leads in this one.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
+        """
+        with self._lock:
+            self._check_usable()
+            self._follow_epoch(epoch)
+
+    def _follow_epoch(self, epoch: int) -> None:
+        if epoch < self._known_epoch or epoch == self._leader_epoch:
+            raise self._fenced(epoch)
+        self._followed_epoch, self._leader_epoch = epoch, None
+
+    @property
+    def _known_epoch(self) -> int:
+        return max(self._epochs.last, self._followed_epoch)
+
+    def _save_epochs(self) -> None:
+        try:
+            self._epochs.save(self._disk, self.directory, self.label)
+        except OSError as error:
+            self._errors.refuse(error, "saving a leader epoch")
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        """Where an epoch ended in this log (KIP-101).
+
+        Returns:
+            (the largest known epoch that is at most `epoch`, the start offset of the epoch after that one, or the log's
+            end offset). If there is none: (-1, the log's start offset).
+        """
+        with self._lock:
+            return self._epochs.end_of(epoch, self.start_offset, self._end_offset)
+
+    def _fenced(self, epoch: int) -> FencedLeaderEpoch:
+        return FencedLeaderEpoch(partition=self.label, epoch=epoch, current=self._known_epoch)
+
     # --- appending -----------------------------------------------------------------------------------------------
 
-    def append(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
+    def append(self, batches: Sequence[Batch], leader_epoch: int) -> list[Appended | KafkalogError]:
         """Assign offsets to batches and write them, several with one write.
 
         Args:
             batches: header and writable bytes of each. The caller has checked them. The bytes are stamped in place.
+            leader_epoch: the epoch in which the caller believes to lead.
 
         Returns:
             For each batch its Appended, or its error: OutOfOrderSequence, ProducerFenced, SequenceForgotten,
@@ -223,11 +327,14 @@ class Log:
             not affect the other batches.
 
         Raises:
+            FencedLeaderEpoch: another epoch has begun, or this broker no longer leads. Nothing was appended.
             StorageFailed: the directory is out of service.
             Closed: the log is closed.
         """
         with self._lock:
             self._check_usable()
+            if leader_epoch != self._leader_epoch:
+                raise self._fenced(leader_epoch)
             results: list[Appended | KafkalogError] = []
             try:
                 self._append(batches, results)
@@ -256,6 +363,14 @@ class Log:
                         self._write(run, length, results)  # first, because results are in the order of the batches
                         length = new = 0
                         ahead.clear()
+                        if isinstance(known, Remembered):
+                            log.info(
+                                "duplicate_recognised",
+                                partition=self.label,
+                                producer_id=producer_id,
+                                base_offset=known.base_offset,
+                                earlier_epoch=known.base_offset < self._epochs.last_start,
+                            )
                         results.append(Appended.before(known) if isinstance(known, Remembered) else known)
                         continue
                     new += is_new
@@ -273,14 +388,10 @@ class Log:
             return
         active = self._active
         now_us = self._clock.now_us()
-        if (
-            active.size
-            and (active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us))
-            and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
-        ):
-            self._roll()
-            active = self._active
-        epoch, offset = self._leader_epoch, self._end_offset
+        epochs = self._epochs
+        if not epochs.is_saved or active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us):
+            active = self._ready(length, now_us)
+        epoch, offset = epochs.last, self._end_offset
         buffers: list[Buffer] = []
         appended: list[Appended | KafkalogError] = []
         for header, batch in run:
@@ -291,10 +402,8 @@ class Log:
             offset = end
         try:
             position = active.append(buffers, length)
-        except TruncateFailed as error:
-            self._errors.fail(error, "cutting off a failed append")
-        except OSError as error:
-            self._errors.refuse(error, "appending")
+        except (OSError, TruncateFailed) as error:
+            self._append_failed(error)
         for header, _ in run:
             active.note(header, active.end_offset, position, now_us)
             if header.producer_id >= 0:
@@ -307,6 +416,33 @@ class Log:
         active.leader_epoch = epoch
         results.extend(appended)
         run.clear()
+        self._advance(offset, position)
+
+    def _ready(self, length: int, now_us: int) -> Segment:
+        """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
+        if not self._epochs.is_saved:
+            self._save_epochs()
+        active = self._active
+        if (
+            active.size
+            and (active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us))
+            and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
+        ):
+            self._roll()
+            return self._active
+        return active
+
+    def _append_failed(self, error: OSError | TruncateFailed) -> NoReturn:
+        if isinstance(error, TruncateFailed):
+            self._errors.fail(error, "cutting off a failed append")
+        self._errors.refuse(error, "appending")
+
+    def _advance(self, offset: int, position: int) -> None:
+        """Publish appended batches to readers, and request the flushes that the settings demand.
+
+        Args:
+            offset, position: the end of the batches; the position is in the active segment.
+        """
         self._end_offset = offset
         view = self.reader.view  # every append comes here, and `_replace` takes twice as long
         self.reader.view = View(view[0], view[1], view[2], offset, position, view[5], view[6])
@@ -318,20 +454,101 @@ class Log:
             self._flush_timed = True
             self._flusher.within(self._flush_task, self._flush_ms / 1000)
 
-    def append_decided(self, batches: Sequence[Batch]) -> None:
+    def append_decided(self, batches: Sequence[Batch], leader_epoch: int) -> None:
         """Append batches of one decided transaction. The caller is responsible for their order, and for hiding them
         from readers.
 
+        Args:
+            leader_epoch: the epoch in which the caller believes to lead.
+
         Raises:
+            FencedLeaderEpoch: another epoch has begun, or this broker no longer leads. Nothing was appended.
             DiskFull: no batch was appended.
             StorageFailed: the directory is out of service.
             Closed: the log is closed.
         """
         with self._lock:
             self._check_usable()
+            if leader_epoch != self._leader_epoch:
+                raise self._fenced(leader_epoch)
             self._write(list(batches), sum(header.length for header, _ in batches), [])
             if self._active.size - self._flushed_position >= _FLUSH_AHEAD_DECIDED:
                 self._ask_flush()
+
+    def append_stamped(self, data: memoryview, leader_epoch: int) -> int:
+        """Append record batches as they stand in the leader's log. Segments roll by this log's own settings. Producers
+        and transactions are recorded with the leader's append time, so that a follower that becomes the leader
+        recognises duplicates.
+
+        Args:
+            data: batches from the end offset on. They are checked here. A cut last batch is ignored.
+            leader_epoch: the epoch of the leader that sent them, which is followed from now on (`follow_epoch`).
+
+        Returns:
+            The new end offset. If a batch after the first is refused, it is the end of the batches before that one; the
+            next call starts with the refused batch and raises.
+
+        Raises:
+            CorruptBatch: the first batch is damaged, or does not continue this log: it begins at another offset, or has
+                an older epoch than the batch before it or a later one than the leader. The leader's log has a gap where
+                its disk was damaged. A follower cannot copy past it.
+            FencedLeaderEpoch: the log knows or follows a later epoch, or leads in this one.
+            DiskFull: the end offset shows what was appended.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
+        """
+        headers = _whole_batches(data, self.label)
+        with self._lock:
+            self._check_usable()
+            self._follow_epoch(leader_epoch)
+            start = length = 0  # of `run` in `data`
+            run: list[BatchHeader] = []  # the batches of one write
+            for header in self._continuing(headers, leader_epoch):
+                full = self._active.size + length + header.length > self._segment_bytes
+                if run and (full or header.leader_epoch != run[0].leader_epoch):
+                    self._write_stamped(run, data[start : start + length])
+                    start, length, run = start + length, 0, []
+                run.append(header)
+                length += header.length
+            if run:
+                self._write_stamped(run, data[start : start + length])
+            return self._end_offset
+
+    def _continuing(self, headers: Sequence[BatchHeader], leader_epoch: int) -> Sequence[BatchHeader]:
+        """The leader's batches up to the first that does not continue the log. Raises CorruptBatch if that is the
+        first."""
+        offset, epoch = self._end_offset, self._epochs.last
+        for number, header in enumerate(headers):
+            fault = None
+            if header.base_offset != offset:
+                fault = f"the leader's batch there begins at {header.base_offset}"
+            elif not epoch <= header.leader_epoch <= leader_epoch:
+                fault = (
+                    f"its leader epoch {header.leader_epoch} is not between {epoch} and the leader's, {leader_epoch}"
+                )
+            if fault is not None and number == 0:
+                raise CorruptBatch(partition=self.label, offset=offset, reason=fault)
+            if fault is not None:
+                return headers[:number]
+            offset, epoch = header.end_offset, header.leader_epoch
+        return headers
+
+    def _write_stamped(self, run: Sequence[BatchHeader], data: memoryview) -> None:
+        """Write batches of one leader epoch with one append, and record them."""
+        epoch = run[0].leader_epoch
+        if epoch > self._epochs.last:
+            self._epochs.begin(epoch, self._end_offset)
+        active = self._ready(len(data), self._clock.now_us())
+        try:
+            position = active.append([data], len(data))
+        except (OSError, TruncateFailed) as error:
+            self._append_failed(error)
+        for header in run:
+            active.note(header, header.base_offset, position, header.append_timestamp_us)
+            self._producers.replay(header)
+            position += header.length
+        active.leader_epoch = epoch
+        self._advance(run[-1].end_offset, position)
 
     @contextmanager
     def no_appends(self) -> Iterator[int]:
@@ -480,7 +697,7 @@ class Log:
         for roll in rolls:
             try:
                 if roll is rolls[-1] and self._snapshots.producers_at < roll.new.base_offset:
-                    self._snapshots.save_producers(roll.producers)
+                    self._snapshots.save_producers(roll.producers, self.high_watermark)
                 roll.old.save_index(durable=True)  # one sync for each segment, so that a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
@@ -520,7 +737,7 @@ class Log:
                 active.save_index(summary)
                 self._save_rolls()  # after it: if a roll followed, this replaces the index by a complete one
                 if self._snapshots.producers_at <= end_offset:
-                    self._snapshots.save_producers(producers)
+                    self._snapshots.save_producers(producers, self.high_watermark)
             except OSError as error:
                 self._errors.refuse(error, "saving an index")
             checkpoint = self._snapshots.checkpoint
@@ -535,6 +752,9 @@ class Log:
             with self._lock:
                 self._check_usable()
                 count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
+                start_offset = self._snapshots.checkpoint.start_offset
+                # Those that an earlier deletion kept for the producers' state at the high watermark.
+                count = max(count, sum(after.base_offset <= start_offset for after in self._segments[1:]))
                 if not count:
                     return 0
                 if count == len(self._segments):
@@ -594,6 +814,10 @@ class Log:
             self._save_producers_before(offset)
         self._delete_before(offset)
 
+    @property
+    def _knows_producers(self) -> bool:
+        return bool(self._producers) or bool(self._apply_progress)
+
     def _segment_of(self, offset: int) -> Segment:
         with self._lock:
             return self._segments[max(bisect_right([each.base_offset for each in self._segments], offset) - 1, 0)]
@@ -601,6 +825,12 @@ class Log:
     def _delete_before(self, offset: int) -> None:
         """The part of `_start_at` after the state of the producers is saved."""
         kept = self._segment_of(offset)
+        if self._high_watermark is not None and self._knows_producers:
+            try:  # a truncation to the high watermark replays the segments from this state on
+                needed = self._segment_of(self._snapshots.newest_at(self.high_watermark))
+            except OSError as error:
+                self._errors.refuse(error, "looking up the producers' states")
+            kept = min(kept, needed, key=lambda segment: segment.base_offset)
         with self._lock:
             if self._unsynced_rolls:
                 kept = min(kept, self._unsynced_rolls[0].old, key=lambda segment: segment.base_offset)
@@ -620,6 +850,7 @@ class Log:
             number = self._segments.index(kept)
             old, self._segments = self._segments[:number], self._segments[number:]
             self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old not in old]
+            self._epochs.start_at(offset)
             self._publish()
         self._deleted += old
         while self._deleted and not written:
@@ -678,20 +909,20 @@ class Log:
             DiskFull: the segments must not be deleted.
             StorageFailed: the directory is out of service.
         """
-        if self._snapshots.producers_at >= self._segment_of(offset).base_offset:
+        if self._snapshots.producers_at >= self._segment_of(offset).base_offset or not self._knows_producers:
             return
         with self._lock:
-            if not self._producers and not self._apply_progress:
-                return
             producers = self._producers.snapshot(self._end_offset)
         self._flush()
         try:
-            self._snapshots.save_producers(producers)
+            self._snapshots.save_producers(producers, self.high_watermark)
         except OSError as error:
             self._errors.refuse(error, "saving the producers' state")
 
     def truncate_to(self, offset: int) -> int:
-        """Cut off every batch that has an offset at or after the given one, as a follower does.
+        """Cut off every batch that has an offset at or after the given one, as a follower does. The leader epochs that
+        began there are forgotten, also if there is no batch to cut off. Appends by a leader are refused until
+        `begin_epoch`.
 
         Returns:
             The new end offset: the given one, or the start of the batch or damaged range that contained it, or the old
@@ -708,6 +939,7 @@ class Log:
             if offset < view.start_offset:
                 raise self.reader.out_of_range(offset, view, view.end_offset)
             if offset >= view.end_offset:
+                self._truncate_epochs(offset)
                 return view.end_offset
             for roll in list(self._unsynced_rolls):
                 self._sync_roll(roll)
@@ -716,8 +948,20 @@ class Log:
                 self._truncate(view, offset)
             except OSError as error:
                 self._errors.fail(error, "truncating")
+            self._truncate_epochs(self._end_offset)
             log.info("log_truncated", partition=self.label, asked=offset, end_offset=self._end_offset)
             return self._end_offset
+
+    def _truncate_epochs(self, offset: int) -> None:
+        """Forget the leader epochs that began at or after an offset. After the batches: a start drops the epochs that
+        began after the end, and the follower asks again about one that began at the end."""
+        self._leader_epoch = None
+        self._epochs.truncate_to(offset)
+        if not self._epochs.is_saved:
+            try:
+                self._save_epochs()
+            except DiskFull as full:  # the next append tries again
+                self._services.health.log_full(full, self.label)
 
     def _truncate(self, view: View, offset: int) -> None:
         number = bisect_right(view.bases, offset) - 1
@@ -742,10 +986,53 @@ class Log:
         segment.truncate_to(position, end_offset)
         self._segments = self._segments[: number + 1]
         self._active = segment
-        self._end_offset = self._flushed_offset = self._saved_offset = end_offset
+        self._end_offset = self._flushed_offset = end_offset
         self._flushed_position = position
-        open_producers(self._disk, self.directory, self._segments, self._producers, self.label)
+        self._saved_offset = -1  # the index was forgotten, and the producers' state may be older
+        if self._high_watermark is not None:
+            self._high_watermark = min(self._high_watermark, end_offset)
+        self._snapshots.producers_at = open_producers(
+            self._disk, self.directory, self._segments, self._producers, self.label
+        )
         self._publish()
+
+    def reset_to(self, offset: int) -> None:
+        """Delete every record, and begin anew with an empty log at an offset, as a follower does whose log ends before
+        the leader's starts. The producers' state, the apply progress and the leader epochs are forgotten. Appends by a
+        leader are refused until `begin_epoch`.
+
+        Raises:
+            DiskFull: nothing was deleted.
+            StorageFailed: the directory is out of service. The next start finishes the reset, if it was recorded.
+            Closed: the log is closed.
+        """
+        with self._save_lock, self._flush_lock, self._lock:
+            self._check_usable()
+            try:
+                record_reset(self._disk, self.directory, offset)
+            except OSError as error:
+                if may_be_reset(self._disk, self.directory):  # it would delete what is appended from now on
+                    self._errors.fail(error, "recording a reset")
+                self._errors.refuse(error, "recording a reset")
+            old = self._segments
+            new = Segment(self._disk, self.directory, offset, self.settings.index_interval_bytes)
+            self._segments, self._active = [new], new
+            self._unsynced_rolls, self._unsaved_rolls = [], []
+            self._deleted.clear()
+            self._leader_epoch, self._epochs = None, LeaderEpochs()
+            self._producers.clear()
+            self._end_offset = self._flushed_offset = self._saved_offset = self._snapshots.producers_at = offset
+            self._flushed_position = 0
+            self._high_watermark = None if self._high_watermark is None else offset
+            self._snapshots.checkpoint = Checkpoint(offset, offset, 0)
+            self._publish()  # before the files are gone: a reader that misses one looks for a newer view
+            for segment in old:
+                segment.close()
+            try:
+                finish_reset(self._disk, self.directory, self.label)
+                new.open_for_append()
+            except OSError as error:
+                self._errors.fail(error, "resetting the log")
 
     # --- tidying and closing -------------------------------------------------------------------------------------
 
@@ -810,3 +1097,15 @@ class Log:
                     self._flusher.cancel(self._flush_task)
                     for segment in self._segments:
                         segment.close()
+
+
+def _whole_batches(data: memoryview, label: str) -> list[BatchHeader]:
+    """The headers of the whole batches up to the first damaged one. Raises CorruptBatch if that is the first."""
+    headers: list[BatchHeader] = []
+    try:
+        for header, _ in iter_batches(data, label):
+            headers.append(header)
+    except CorruptBatch:
+        if not headers:
+            raise
+    return headers

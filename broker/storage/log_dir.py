@@ -1,7 +1,9 @@
 """A broker's data directory: its owner, the logs in it, and the thread that tidies them.
 
-    lock         locked while a broker has the directory open; contains the broker's process id
+    lock         locked while a broker has the directory open; see below
     meta         cluster id, broker id and the directory's own id (a sealed document, see checkpoint.py)
+    high-watermarks
+                 high watermark of each log of which it was set, by folder (a sealed document)
     clean        present only if no broker has the directory open and the last one closed every log properly
     <topic id as 32 hex digits>-<partition>/            one log: segments, indexes, producers, checkpoint
     <topic id>-<partition>.new/                         a log that is being made, to replace a lost one
@@ -10,6 +12,12 @@
 
 The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper contain it. So if
 a log is not here, it is known whether it is missing or was never here.
+
+`lock` has three lines of fixed length, so that they can be written on a full disk: the process id of the broker that
+has, or had, the directory open; the machine's boot id at that time; and `lost`, or spaces. After a kill the machine
+still has all that was written. After an unclean stop and a boot, unsynced writes may be lost. `lost` says so until the
+broker has left the in-sync sets (`settle_loss`): it may be killed before that. An old content of the file, which a
+power cut may restore, only makes that loss appear again.
 
 Errors:
 
@@ -40,7 +48,7 @@ from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
 from broker.storage.flusher import WAIT_SECONDS_MAX, Flusher
-from broker.storage.loader import make_empty_log
+from broker.storage.loader import RESET_NAME, make_empty_log
 from broker.storage.log import Log
 from broker.storage.segment import LOG_SUFFIX
 from broker.storage.services import Services
@@ -63,6 +71,8 @@ log = get_logger(__name__)
 _LOCK = "lock"
 _META = "meta"
 _CLEAN = "clean"
+_HIGH_WATERMARKS = "high-watermarks"
+_HIGH_WATERMARKS_SECONDS = 5.0
 _FOLDER = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]*)")
 _DELETED = ".deleted"
 _NEW = ".new"
@@ -86,6 +96,17 @@ def is_data_directory(path: Path) -> bool:
     return (path / _META).is_file()
 
 
+def _lines(lock: bytes | None) -> tuple[str, str, str]:
+    """Process id, boot id and `lost` from the content of the lock file; what is not there is empty."""
+    pid, boot_id, lost, *_ = [
+        *(line.decode(errors="replace").strip() for line in (lock or b"").split(b"\n")),
+        "",
+        "",
+        "",
+    ]
+    return pid, boot_id, lost
+
+
 class LogDirectory:
     """The logs of one data directory. Thread-safe.
 
@@ -98,6 +119,8 @@ class LogDirectory:
 
     Attributes:
         was_clean: the last broker closed the directory properly, or there are no logs.
+        may_have_lost: the machine may have lost unsynced writes: the directory was not closed properly, and the machine
+            was booted since, or that is not known. Stays true, over further starts too, until `settle_loss`.
         cluster_id, broker_id: the directory's owner; None until the first `claim`.
         directory_id: the directory's id in ZooKeeper, 32 hex digits; None until the first `claim`.
         lock_id: identifies the locked file on this machine until the next boot. A broker that holds the lock knows that
@@ -149,14 +172,18 @@ class LogDirectory:
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
         self.directory_id: str | None = None
-        self._lock = threading.Lock()  # guards the attributes up to _unsynced; taken before any log's locks
+        self._lock = threading.Lock()  # guards the attributes up to _high_watermarks; taken before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # found by `note_if_missing`, and all of _untrusted
         self._untrusted: set[tuple[bytes, int]] = set()  # removed while open, or replaced and not trusted yet
         self._closed = False
         self._half_opened: set[tuple[bytes, int]] = set()  # opening failed, perhaps after names in the folder changed
         self._unsynced = False  # a folder was made, and its name may not be durable
+        self._high_watermarks: dict[str, int] = {}  # by folder; as read, or as looked up for the last save
+        self._watermarks_lock = threading.Lock()  # guards _saved_high_watermarks and their file; taken before _lock
+        self._saved_high_watermarks: dict[str, int] = {}
         self._tidier: threading.Thread | None = None
+        self._watermarks_saver: threading.Thread | None = None
         self._changed = threading.Condition()  # guards the attributes below; taken after any log's locks
         self._doubted: set[str] = set()  # labels of logs for which a check runs
         self._stopping = False
@@ -177,30 +204,62 @@ class LogDirectory:
         lock_path = self.path / _LOCK
         lock_fd = self.disk.lock(lock_path)
         if lock_fd is None:
-            holder = (read_whole(self.disk, lock_path) or b"").decode(errors="replace").strip()
-            raise DataDirInUse(directory=str(self.path), pid=holder or "unknown")
+            raise DataDirInUse(directory=str(self.path), pid=_lines(read_whole(self.disk, lock_path))[0] or "unknown")
         self._lock_fd = lock_fd
         try:
             self.lock_id = self.disk.identity(lock_fd)
-            self.disk.write(lock_fd, [b"%-19d\n" % os.getpid()], 0)  # of fixed length: works on a full disk
             self._read_meta()
+            self._read_high_watermarks()
             names = self.disk.names(self.path)
             if _CLEAN not in names:
                 self.disk.sync_dir(self.path)  # a killed process may not have synced the names that it made
             for name in names:
-                if name in (_META + TEMPORARY, _CLEAN + TEMPORARY):
+                if name in (_META + TEMPORARY, _CLEAN + TEMPORARY, _HIGH_WATERMARKS + TEMPORARY):
                     self.disk.unlink(self.path / name)
                 elif is_log_folder(name.removesuffix(_NEW)) and name.endswith(_NEW):
                     self._remove_folder(self.path / name)
                 elif is_log_folder(name.removesuffix(_DELETED)) and name.endswith(_DELETED):
                     self._unlinker.later(name, partial(self._remove_deleted, self.path / name))
             self.was_clean = _CLEAN in names or not self.existing()
+            _, boot_id, lost = _lines(read_whole(self.disk, lock_path))
+            self.may_have_lost = bool(lost) or (not self.was_clean and boot_id != self.disk.boot_id())
+            self._write_lock()
+            if self.may_have_lost:  # otherwise a power cut restores an older boot id at worst
+                self.disk.sync(lock_fd)
             if _CLEAN in names:
                 self.disk.unlink(self.path / _CLEAN)
                 self.disk.sync_dir(self.path)
         except BaseException:
             self.disk.close(lock_fd)
             raise
+
+    def _write_lock(self) -> None:
+        facts = os.getpid(), self.disk.boot_id().encode(), b"lost" if self.may_have_lost else b""
+        self.disk.write(self._lock_fd, [b"%-19d\n%-36s\n%-4s\n" % facts], 0)
+
+    def settle_loss(self) -> None:
+        """Note that the broker has done what follows from `may_have_lost`: its replicas have left the in-sync sets.
+
+        Raises:
+            StorageFailed: the directory is out of service from now on.
+        """
+        with self._lock:
+            self._check_usable()
+            if self.may_have_lost:
+                self.may_have_lost = False
+                try:
+                    self._write_lock()
+                except OSError as error:
+                    DiskErrors(self._health, "logs").fail(error, "writing the lock file")
+
+    def _read_high_watermarks(self) -> None:
+        data = read_whole(self.disk, self.path / _HIGH_WATERMARKS)
+        facts = unseal(data or b"")
+        if facts is None or not all(isinstance(offset, int) for offset in facts.values()):
+            if data is not None:
+                log.warning("high_watermarks_damaged", directory=str(self.path))
+            return
+        self._high_watermarks, self._saved_high_watermarks = dict(facts), dict(facts)
 
     def _read_meta(self) -> None:
         data = read_whole(self.disk, self.path / _META)
@@ -245,14 +304,15 @@ class LogDirectory:
         return [(bytes.fromhex(match[1]), int(match[2])) for match in matches if match]
 
     def has_log(self, topic_id: bytes, partition: int) -> bool:
-        """Whether a log is here: its folder has a segment named `.log`, as every log does after its first opening."""
+        """Whether a log is here: its folder has a segment named `.log`, as every log does after its first opening, or a
+        reset is to make one."""
         try:
             names = self.disk.names(self.path / folder_name(topic_id, partition))
         except FileNotFoundError:
             return False
         except OSError as error:
             DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking up the log")
-        return any(name.endswith(LOG_SUFFIX) for name in names)
+        return any(name.endswith(LOG_SUFFIX) or name == RESET_NAME for name in names)
 
     def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
         """Check for a log that should be here.
@@ -282,6 +342,7 @@ class LogDirectory:
             self._check_usable()
             self._missing.add((topic_id, partition))
             self._untrusted.add((topic_id, partition))
+            self._high_watermarks.pop(folder.name, None)
             opened = self._logs.pop((topic_id, partition), None)
             if opened is not None:  # another broker replaced it while this one had it open
                 opened.close(clean=False)
@@ -307,14 +368,17 @@ class LogDirectory:
         with self._lock:
             self._forget_missing((topic_id, partition))
 
-    def open_log(self, topic_id: bytes, partition: int, label: str, settings: TopicSettings, leader_epoch: int) -> Log:
+    def open_log(
+        self, topic_id: bytes, partition: int, label: str, settings: TopicSettings, leader_epoch: int | None
+    ) -> Log:
         """Open the log of a partition; create it if there is none. If it is open already, only its settings are
         updated.
 
         Args:
             label: the partition's name for errors and events, such as `flights-0`.
             settings: of the topic.
-            leader_epoch: stamped into new batches. After an unclean stop the caller must raise it.
+            leader_epoch: the epoch in which this broker leads the partition; None if it does not. After an unclean stop
+                the caller must raise it.
         """
         assert len(topic_id) == 16
         key = topic_id, partition
@@ -376,6 +440,7 @@ class LogDirectory:
         with self._lock:
             self._check_usable()
             self._forget_missing((topic_id, partition))
+            self._high_watermarks.pop(folder_name(topic_id, partition), None)
             opened = self._logs.pop((topic_id, partition), None)
             if opened is not None:
                 opened.close(clean=False)
@@ -424,6 +489,50 @@ class LogDirectory:
         """The open logs."""
         with self._lock:
             return list(self._logs.values())
+
+    # --- high watermarks -----------------------------------------------------------------------------------------
+
+    def saved_high_watermark(self, topic_id: bytes, partition: int) -> int:
+        """The high watermark of a log as it was saved last: at most the end offset, if the log is open; 0 if it is not
+        known."""
+        with self._lock:
+            saved = self._high_watermarks.get(folder_name(topic_id, partition), 0)
+            opened = self._logs.get((topic_id, partition))
+            return saved if opened is None else min(saved, opened.end_offset)
+
+    def save_high_watermarks(self) -> None:
+        """Save the high watermarks of the logs of which it was set, if one has changed. A thread does so every 5 s, and
+        a clean stop.
+
+        Raises:
+            DiskFull: the next call tries again.
+            StorageFailed: the directory is out of service.
+        """
+        with self._watermarks_lock:
+            with self._lock:
+                for key, opened in self._logs.items():
+                    if opened.has_high_watermark:
+                        self._high_watermarks[folder_name(*key)] = opened.high_watermark
+                found = dict(self._high_watermarks)
+            if found == self._saved_high_watermarks:
+                return
+            self._health.check()
+            try:
+                write_atomic(self.disk, self.path / _HIGH_WATERMARKS, seal(found))
+            except OSError as error:
+                DiskErrors(self._health, "logs").refuse(error, "saving the high watermarks")
+            self._saved_high_watermarks = found
+
+    def _save_watermarks_loop(self) -> None:
+        while not self._wait_stopping(_HIGH_WATERMARKS_SECONDS):
+            try:
+                self.save_high_watermarks()
+            except DiskFull as error:
+                self._health.log_full(error, _HIGH_WATERMARKS)
+            except KafkalogError:
+                return  # the directory is out of service
+            except Exception:
+                log.exception("high_watermarks_not_saved", directory=str(self.path))
 
     # --- failing -------------------------------------------------------------------------------------------------
 
@@ -529,6 +638,8 @@ class LogDirectory:
         self._unlinker.start()
         self._tidier = threading.Thread(target=self._tidy_loop, name="log-tidy", daemon=True)
         self._tidier.start()
+        self._watermarks_saver = threading.Thread(target=self._save_watermarks_loop, name="log-watermarks", daemon=True)
+        self._watermarks_saver.start()
 
     def _tidy_loop(self) -> None:
         while True:
@@ -542,9 +653,10 @@ class LogDirectory:
             except Exception:
                 log.exception("tidy_failed", directory=str(self.path))
 
-    def _wait_stopping(self, seconds: float) -> None:
+    def _wait_stopping(self, seconds: float) -> bool:
+        """Wait for `close`, at most so long; returns whether it was called."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping, seconds)
+            return self._changed.wait_for(lambda: self._stopping, seconds)
 
     def tidy(self) -> None:
         """Do one round over all logs. For each log: check that its files are in place, roll it by age, apply retention,
@@ -586,8 +698,9 @@ class LogDirectory:
             self._changed.notify_all()
         self._unlinker.stop()
         self.services.flusher.stop()
-        if self._tidier is not None:
-            self._tidier.join()
+        for thread in (self._tidier, self._watermarks_saver):
+            if thread is not None:
+                thread.join()
         all_saved = clean or not logs  # without an open log, the directory is as it was found
         for _, opened in logs:
             try:
@@ -595,6 +708,11 @@ class LogDirectory:
             except KafkalogError as error:
                 all_saved = False
                 log.warning("log_not_saved", partition=opened.label, reason=str(error))
+        if clean and self.failed is None:
+            try:
+                self.save_high_watermarks()
+            except KafkalogError as error:
+                log.warning("high_watermarks_not_saved", directory=str(self.path), reason=str(error))
         try:
             # A log that was not opened is clean only if the whole directory was clean at the start.
             untouched = {*self.existing()} - {key for key, _ in logs}

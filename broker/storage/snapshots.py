@@ -13,7 +13,7 @@ from broker.storage.disk_errors import DiskErrors
 from broker.storage.loader import snapshot_offsets, snapshot_path
 from broker.storage.producer_state import ProducersSnapshot
 
-_SNAPSHOTS_KEPT = 2
+_NEWEST_KEPT = 2
 
 
 class Snapshots:
@@ -42,17 +42,29 @@ class Snapshots:
             self._errors.refuse(error, "writing a checkpoint")
         self.checkpoint = checkpoint
 
-    def save_producers(self, producers: ProducersSnapshot) -> None:
-        """Save a state of the producers durably, and delete all but the newest two. The caller has synced the log up to
-        the state's offset. Raises OSError."""
+    def save_producers(self, producers: ProducersSnapshot, high_watermark: int) -> None:
+        """Save a state of the producers durably, and delete the older ones, except two: the newest of them, because the
+        new file may be damaged, and the newest at or below the high watermark, because the log may be truncated to
+        there, and the segments before it may be deleted. The caller has synced the log up to the state's offset. Raises
+        OSError."""
         write_atomic(self._disk, snapshot_path(self._folder, producers.offset), producers.encode())
         self.producers_at = producers.offset
-        for old in snapshot_offsets(self._disk, self._folder)[_SNAPSHOTS_KEPT:]:
-            self._disk.unlink(snapshot_path(self._folder, old))
+        offsets = snapshot_offsets(self._disk, self._folder)
+        kept = {*offsets[:_NEWEST_KEPT], self._newest(offsets, high_watermark)}
+        for old in offsets:
+            if old not in kept:
+                self._disk.unlink(snapshot_path(self._folder, old))
+
+    def newest_at(self, offset: int) -> int:
+        """The offset of the newest saved state at or below an offset; -1 if there is none. Raises OSError."""
+        return self._newest(snapshot_offsets(self._disk, self._folder), offset)
+
+    @staticmethod
+    def _newest(offsets: list[int], limit: int) -> int:
+        return max((offset for offset in offsets if offset <= limit), default=-1)
 
     def drop_producers_after(self, offset: int) -> None:
-        """Delete the states whose offset is after a given one. Raises OSError."""
+        """Delete the states whose offset is after a given one. The caller then sets `producers_at`. Raises OSError."""
         for later in snapshot_offsets(self._disk, self._folder):
             if later > offset:
                 self._disk.unlink(snapshot_path(self._folder, later))
-        self.producers_at = min(self.producers_at, offset)

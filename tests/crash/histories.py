@@ -82,7 +82,7 @@ class History:
             size = self._chance.choice([20, 20, 200, 700])
             self._next_value += count
             base = log.end_offset
-            log.append([numbered(first, count, size)])
+            log.append([numbered(first, count, size)], log.last_epoch)
             self.written |= {base + each: b"%0*d" % (size, first + each) for each in range(count)}
         elif what == "flush":
             log.flush()

@@ -71,12 +71,14 @@ class MemoryDisk(Disk):
     Attributes:
         steps: names of the steps done so far, such as `rename checkpoint`.
         before: called before each step with its name; what it raises stops it.
+        boot: the machine's boot id.
     """
 
     def __init__(self) -> None:
         self.root = Folder()
         self.steps: list[str] = []
         self.before: Callable[[str], None] = lambda step: None
+        self.boot = "boot"
         self._writing: tuple[File, bytes, int] | None = None
         self._open: dict[int, File] = {}
         self._next_fd = 1000
@@ -86,6 +88,7 @@ class MemoryDisk(Disk):
     def after_kill(self) -> MemoryDisk:
         """What the next process finds: all that the operating system was given."""
         other = MemoryDisk()
+        other.boot = self.boot
         copies: dict[int, File | Folder] = {}
         other.root = self.root.copied(copies)
         if self._writing is not None:
@@ -114,6 +117,7 @@ class MemoryDisk(Disk):
     def after_power_cut(self, chance: random.Random, keep: float) -> MemoryDisk:
         """What is left of it after a power cut; every unsynced sector and name is kept with probability `keep`."""
         other = self.after_kill()
+        other.boot = f"{self.boot}+"
         _cut_power(other.root, chance, keep)
         return other
 
@@ -253,6 +257,9 @@ class MemoryDisk(Disk):
         file = folder.names.setdefault(path.name, File())
         assert isinstance(file, File)
         return self._descriptor(file)
+
+    def boot_id(self) -> str:
+        return self.boot
 
     def identity(self, fd: int) -> str:
         return str(id(self._open[fd]))

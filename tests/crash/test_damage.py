@@ -66,7 +66,9 @@ def _image(clean: bool) -> MemoryDisk:
     for base in BASES:
         clock.advance(10)
         for offset in range(base, base + PER_SEGMENT, RECORDS):
-            log.append([numbered(offset, RECORDS, 8, producer=(PRODUCER, 0, offset), timestamps_us=offset)])
+            log.append(
+                [numbered(offset, RECORDS, 8, producer=(PRODUCER, 0, offset), timestamps_us=offset)], log.last_epoch
+            )
         log.delete_before(START)
     log.flush()
     if clean:
@@ -117,7 +119,7 @@ def check_goes_on(disk: MemoryDisk, found: dict[int, bytes | None]) -> None:
     for clean in (False, True):
         directory, log = open_log(disk)
         end = log.end_offset
-        (appended,) = log.append([numbered(end, 1, 8)])
+        (appended,) = log.append([numbered(end, 1, 8)], log.last_epoch)
         assert isinstance(appended, Appended)
         assert appended.base_offset == end
         directory.close(clean)
@@ -244,7 +246,7 @@ def half_synced(**settings: object) -> tuple[MemoryDisk, dict[int, int], LogDire
     at = {}
     for offset in range(SYNCED + UNSYNCED):
         at[offset] = log.view.end_position
-        log.append([numbered(offset, 1, 8, producer=(PRODUCER, 0, offset))])
+        log.append([numbered(offset, 1, 8, producer=(PRODUCER, 0, offset))], log.last_epoch)
         if offset == SYNCED - 1:
             log.checkpoint()
     return disk, at, directory
@@ -282,7 +284,9 @@ def test_a_time_is_looked_up_over_a_hole_of_more_entries_of_the_index_than_calls
     at = []
     for offset in range(sys.getrecursionlimit() + 100):
         at.append(log.view.end_position)
-        log.append([numbered(offset, timestamps_us=5000 if offset == 1 else 1000)])  # an entry for each batch
+        log.append(
+            [numbered(offset, timestamps_us=5000 if offset == 1 else 1000)], log.last_epoch
+        )  # an entry for each batch
     directory.close()
     disk.bytes_of(segment(0))[at[1] : at[-1]] = bytes(at[-1] - at[1])
     _, log = open_log(disk)
@@ -309,7 +313,7 @@ def test_the_index_of_a_full_segment_outlives_a_power_cut() -> None:
     disk = MemoryDisk()
     _, log = open_log(disk)
     while len(log.view.segments) == 1:
-        log.append([numbered(log.end_offset, RECORDS, 8)])
+        log.append([numbered(log.end_offset, RECORDS, 8)], log.last_epoch)
     log.flush()
     whole, end = log.view.segments[0].index_path, log.view.segments[1].base_offset
     disk = disk.after_power_cut(random.Random(0), 0)
@@ -327,7 +331,7 @@ def test_a_segment_whose_index_tells_its_beginning_is_read_from_there_on() -> No
     log = directory.logs()[0]
     log.update_settings(topic(segment_bytes=4096))
     old = bytes(disk.bytes_of(segment(0).with_suffix(".index")))
-    log.append([numbered(SYNCED + UNSYNCED, 1, 4000)])
+    log.append([numbered(SYNCED + UNSYNCED, 1, 4000)], log.last_epoch)
     log.flush()
     disk = disk.after_kill()
     disk.bytes_of(segment(0).with_suffix(".index"))[:] = old
@@ -420,10 +424,10 @@ def test_batch_inside_a_payload_is_never_taken_for_one(destroyed: int) -> None:
         payload = b"".join(look_alikes(5, forged_count))
         disk = MemoryDisk()
         _, log = open_log(disk)
-        log.append([make_batch([value(0)])])
-        log.append([make_batch([payload, b"more"])])
+        log.append([make_batch([value(0)])], log.last_epoch)
+        log.append([make_batch([payload, b"more"])], log.last_epoch)
         for offset in range(3, 6):
-            log.append([make_batch([value(offset)])])
+            log.append([make_batch([value(offset)])], log.last_epoch)
         position = check_batch(disk.bytes_of(segment(0))).length
         data = disk.bytes_of(segment(0))
         data[position : position + destroyed] = bytes(byte ^ 255 for byte in data[position : position + destroyed])
@@ -446,10 +450,10 @@ def check_nothing_lost(disk: MemoryDisk) -> None:
     assert log.start_offset == START
     assert served(log) == good()
     assert log.reader.offset_for_timestamp(PER_SEGMENT) == (PER_SEGMENT, PER_SEGMENT)
-    (again,) = log.append([numbered(END - RECORDS, RECORDS, 8, producer=(PRODUCER, 0, END - RECORDS))])
+    (again,) = log.append([numbered(END - RECORDS, RECORDS, 8, producer=(PRODUCER, 0, END - RECORDS))], log.last_epoch)
     assert isinstance(again, Appended)
     assert again.base_offset == END - RECORDS
-    (new,) = log.append([numbered(END, RECORDS, 8, producer=(PRODUCER, 0, END))])
+    (new,) = log.append([numbered(END, RECORDS, 8, producer=(PRODUCER, 0, END))], log.last_epoch)
     assert isinstance(new, Appended)
     assert new.base_offset == END
 

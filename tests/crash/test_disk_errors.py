@@ -153,7 +153,7 @@ def test_read_without_a_descriptor_is_refused_and_appends_continue() -> None:
     disk = FewFiles(1 << 60, 1)
     log = open_log(open_directory(disk))
     for offset in range(30):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     log.flush()  # until then the full segments are open
     for ask in (lambda: log.reader.read(0, 100), lambda: log.reader.offset_for_timestamp(0)):
         disk.first = disk.tried
@@ -161,7 +161,7 @@ def test_read_without_a_descriptor_is_refused_and_appends_continue() -> None:
             ask()
     told = from_wire(*OutOfFiles(directory="/data", reason="x").to_wire())
     assert isinstance(told, OutOfFiles) and told.retriable
-    log.append([numbered(30)])
+    log.append([numbered(30)], log.last_epoch)
     assert len(read_all(log)) == 31
 
 
@@ -169,15 +169,15 @@ def test_failed_fdatasync_ends_reads_and_writes_until_a_restart() -> None:
     disk = FailingDisk(1 << 60, 1, errno.EIO)
     directory = open_directory(disk)
     log = open_log(directory)
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     log.flush()
-    log.append([numbered(1)])
+    log.append([numbered(1)], log.last_epoch)
     disk.first = disk.tried
     with pytest.raises(StorageFailed, match="fdatasync for t-0: Input/output error"):
         log.flush()
     for action in (
         lambda: log.reader.read(0, 1),
-        lambda: log.append([numbered(2)]),
+        lambda: log.append([numbered(2)], log.last_epoch),
         log.flush,
         log.checkpoint,
         lambda: log.reader.offset_for_timestamp(0),
@@ -199,20 +199,20 @@ def test_append_that_cannot_be_cut_off_again_ends_service() -> None:
     disk = FailingDisk(1 << 60, 2, errno.EIO, partly=50)
     directory = open_directory(disk)
     log = open_log(directory)
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     disk.first = disk.tried
     with pytest.raises(StorageFailed, match="cutting off a failed append"):
-        log.append([numbered(1)])
+        log.append([numbered(1)], log.last_epoch)
     assert directory.failed is not None
 
 
 def test_append_cut_short_by_a_full_disk_leaves_no_byte() -> None:
     disk = FailingDisk(1 << 60, 1, errno.ENOSPC, partly=50)
     log = open_log(open_directory(disk))
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     size = log.view.size_bytes
     disk.first = disk.tried
-    refused = log.append([numbered(1), numbered(2)])
+    refused = log.append([numbered(1), numbered(2)], log.last_epoch)
     assert [type(outcome) for outcome in refused] == [DiskFull, DiskFull]
     assert disk.file_size(log.directory / f"{0:020d}.log") == size == log.view.size_bytes
     assert log.end_offset == 1
@@ -225,7 +225,7 @@ def test_full_disk_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
     disk.count = 1 << 60
     for minute in (1, 2):
         for _ in range(3):
-            assert isinstance(log.append([numbered(0)])[0], DiskFull)
+            assert isinstance(log.append([numbered(0)], log.last_epoch)[0], DiskFull)
         assert caplog.text.count("disk_full") == minute
         clock.advance(60)
 
@@ -238,7 +238,7 @@ def test_disk_is_full_until_a_minute_after_the_last_append_that_had_no_room() ->
     assert not directory.is_full
     disk.count = 1 << 60
     for _ in range(3):  # the second one within the minute of the first, of which alone is logged
-        assert isinstance(log.append([numbered(0)])[0], DiskFull)
+        assert isinstance(log.append([numbered(0)], log.last_epoch)[0], DiskFull)
         clock.advance(59.5)
         assert directory.is_full
     clock.advance(0.5)
@@ -262,17 +262,17 @@ def test_too_many_open_files_are_not_reported_as_a_full_disk(caplog: pytest.LogC
     log = open_log(directory)
     for offset in range(40):  # until the next one needs a segment
         disk.code = errno.EMFILE
-        [refused] = log.append([numbered(offset)])
+        [refused] = log.append([numbered(offset)], log.last_epoch)
         if isinstance(refused, OutOfFiles):
             break
     for minute in (1, 2):
         for _ in range(3):
-            assert isinstance(log.append([numbered(offset)])[0], OutOfFiles)
+            assert isinstance(log.append([numbered(offset)], log.last_epoch)[0], OutOfFiles)
         assert not directory.is_full
         assert logged() == (minute, 0)
         clock.advance(60)
     for disk.code in (errno.EMFILE, errno.ENOSPC, errno.EMFILE):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     assert logged() == (3, 1)  # neither keeps the other from being logged
     assert directory.is_full
 
@@ -283,7 +283,7 @@ def test_write_that_takes_part_of_its_bytes_is_carried_on() -> None:
             return super().write(fd, [b"".join(bytes(b) for b in buffers)[:100]], position)
 
     log = open_log(open_directory(SlowDisk()))
-    log.append([numbered(0, 2), numbered(2, 2), numbered(4, 2)])
+    log.append([numbered(0, 2), numbered(2, 2), numbered(4, 2)], log.last_epoch)
     assert read_all(log) == {offset: b"%020d" % offset for offset in range(6)}
 
 
@@ -298,7 +298,7 @@ def test_read_error_ends_service() -> None:
 
     disk = Unreadable()
     log = open_log(open_directory(disk))
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     disk.broken = True
     with pytest.raises(StorageFailed, match="reading for t-0"):
         log.reader.read(0, 1)
@@ -311,7 +311,7 @@ def test_retention_makes_room_on_a_disk_too_full_for_its_checkpoint_whatever_hap
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
     for offset in range(50):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     log.flush()
     log.update_settings(topic(retention_bytes=0))
     images: list[MemoryDisk] = []
@@ -336,7 +336,7 @@ def test_log_that_cannot_be_opened_leaves_no_file_open() -> None:
     whole = MemoryDisk()
     log = open_log(open_directory(whole))
     for offset in range(20):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     torn = whole.after_kill()
     torn.bytes_of(log.directory / f"{0:020d}.log").extend(b"torn")
     steps_of_opening = torn.after_kill()
@@ -372,9 +372,9 @@ def test_failed_fdatasync_of_what_a_start_recovered_is_not_tried_again(code: int
 
     killed = MemoryDisk()
     log = open_log(open_directory(killed))
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     log.checkpoint()
-    log.append([numbered(1)])
+    log.append([numbered(1)], log.last_epoch)
     killed.bytes_of(log.directory / f"{0:020d}.log").extend(torn)
     disk = LosesOnce()
     disk.root = killed.after_kill().root
@@ -392,11 +392,11 @@ def test_names_that_an_opening_changed_and_could_not_sync_are_synced_by_the_next
     """Else a dropped segment is there again after a power cut, where what was appended since ends at its name."""
     killed = MemoryDisk()
     log = open_log(open_directory(killed))
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     log.checkpoint()
     synced = log.view.size_bytes
-    log.append([numbered(1)])
-    log.append([numbered(2, size=4000)])
+    log.append([numbered(1)], log.last_epoch)
+    log.append([numbered(2, size=4000)], log.last_epoch)
     (dropped,) = [name for name in killed.names(log.directory) if name.endswith(".next")]
     killed.sync_dir(log.directory)
     del killed.bytes_of(log.directory / f"{0:020d}.log")[synced:]
@@ -425,7 +425,7 @@ def test_an_index_of_damage_that_no_descriptor_is_left_for_is_saved_by_a_later_o
     directory = open_directory(written)
     log = open_log(directory)
     for offset in range(3):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     end = log.view.size_bytes
     folder = log.directory
     directory.close()

@@ -24,7 +24,7 @@ directory.start()
 log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
 flush = sys.argv[2] == "flush"
 while True:
-    log.append([numbered(log.end_offset, 3), numbered(log.end_offset + 3, 5)])
+    log.append([numbered(log.end_offset, 3), numbered(log.end_offset + 3, 5)], 0)
     if flush:
         log.flush()
     print(log.end_offset, flush=True)

@@ -31,7 +31,7 @@ def test_a_start_that_reads_full_segments_for_their_producers_keeps_none_of_them
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
     for offset in range(40):
-        log.append([numbered(offset, size=300, producer=(PRODUCER, 0, offset))])
+        log.append([numbered(offset, size=300, producer=(PRODUCER, 0, offset))], log.last_epoch)
     log.flush()
     for name in disk.names(log.directory):
         if name.endswith(".producers"):

@@ -35,13 +35,15 @@ def test_power_cut_after_a_kill_keeps_what_was_flushed_in_between(flush: bool, k
         log = open_log(directory, leader_epoch=1)
         seen = crash.promises.copy(crash.promises.now_us)
         seen.start, at = log.start_offset, log.end_offset
-        log.append([seen.next_batch(at)])
+        log.append([seen.next_batch(at)], log.last_epoch)
         log.flush()
         seen.others = {other for other in seen.others if other < at}
         for known in (seen.written, seen.in_flight):
             for cut in [offset for offset in known if offset >= at]:
                 del known[cut]
         seen.written |= {offset: b"%020d" % offset for offset in range(at, at + RECORDS)}
+        if seen.cut_in_flight is not None:
+            seen.epochs = {epoch: start for epoch, start in seen.epochs.items() if start < at}
         seen.flushed_to, seen.cut_in_flight = log.end_offset, None
         seen.start_in_flight = max(seen.start, seen.start_in_flight)
         seen.sent = {producer: sent for producer, sent in seen.sent.items() if sent[2] < at and producer != PRODUCER}
@@ -61,16 +63,17 @@ def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
     for offset in (0, 3, 6):
-        log.append([numbered(offset, 3, producer=(PRODUCER, 0, offset), timestamps_us=offset)])
+        log.append([numbered(offset, 3, producer=(PRODUCER, 0, offset), timestamps_us=offset)], log.last_epoch)
     log.checkpoint()
     log.truncate_to(3)
+    log.begin_epoch(1)
     for offset in (3, 6, 9):
-        log.append([numbered(offset, 3, timestamps_us=1000 + offset)])
+        log.append([numbered(offset, 3, timestamps_us=1000 + offset)], log.last_epoch)
     log.flush()
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
     assert log.end_offset == 12
     assert log.reader.offset_for_timestamp(500) == (3, 1003)
-    (appended,) = log.append([numbered(12, 3, producer=(PRODUCER, 0, 3))])
+    (appended,) = log.append([numbered(12, 3, producer=(PRODUCER, 0, 3))], log.last_epoch)
     assert isinstance(appended, Appended) and appended.base_offset == 12
 
 
@@ -86,7 +89,7 @@ def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it
     disk, clock = NoDescriptors(), ManualClock()
     directory = open_directory(disk, clock)
     log = open_log(directory)
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     log.checkpoint()
     clock.advance(61)
     assert log.roll_if_old()
@@ -98,7 +101,7 @@ def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it
         open_log(directory)
     disk.gone = False
     log = open_log(directory)
-    log.append([numbered(1)])
+    log.append([numbered(1)], log.last_epoch)
     log.flush()
     left = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
     assert list(read_all(left)) == [0, 1]
@@ -107,10 +110,10 @@ def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it
 def test_power_cut_does_not_bring_back_a_segment_that_a_start_dropped_for_a_gap_before_it() -> None:
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
-    log.append([numbered(0, size=1500)])
+    log.append([numbered(0, size=1500)], log.last_epoch)
     log.checkpoint()
-    log.append([numbered(1, size=1500)])
-    log.append([numbered(2, size=1500)])
+    log.append([numbered(1, size=1500)], log.last_epoch)
+    log.append([numbered(2, size=1500)], log.last_epoch)
     later = log.view.segments[-1]
     assert later.base_offset == 2
     disk.sync_dir(log.directory)  # the system may write the second segment first
@@ -119,7 +122,7 @@ def test_power_cut_does_not_bring_back_a_segment_that_a_start_dropped_for_a_gap_
     disk = disk.after_power_cut(random.Random(0), 0.0)
     log = open_log(open_directory(disk))
     assert log.end_offset == 1
-    log.append([numbered(101)])
+    log.append([numbered(101)], log.last_epoch)
     log.flush()
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
     assert list(read_all(log).values()) == [b"%01500d" % 0, b"%020d" % 101]
@@ -128,7 +131,7 @@ def test_power_cut_does_not_bring_back_a_segment_that_a_start_dropped_for_a_gap_
 def test_power_cut_does_not_bring_back_the_producers_of_records_that_are_lost() -> None:
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
-    log.append([numbered(0), numbered(1), numbered(2, producer=(9, 0, 0))])
+    log.append([numbered(0), numbered(1), numbered(2, producer=(9, 0, 0))], log.last_epoch)
     log.checkpoint()
     for name in disk.names(log.directory):
         if not name.endswith(".producers"):
@@ -137,10 +140,10 @@ def test_power_cut_does_not_bring_back_the_producers_of_records_that_are_lost() 
     log = open_log(open_directory(disk))
     assert log.end_offset == 0
     for number in range(5):
-        log.append([numbered(number)])
+        log.append([numbered(number)], log.last_epoch)
     log.flush()
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
-    (appended,) = log.append([numbered(5, producer=(9, 0, 0))])
+    (appended,) = log.append([numbered(5, producer=(9, 0, 0))], log.last_epoch)
     assert isinstance(appended, Appended) and appended.base_offset == 5
 
 
@@ -167,7 +170,7 @@ def test_deletion_on_a_full_disk_forgets_no_producer(relieved: bool) -> None:
     disk = FullForProducers()
     log = open_log(open_directory(disk))
     for number in range(6):
-        log.append([numbered(number, size=1500, producer=(number, 0, 0))])
+        log.append([numbered(number, size=1500, producer=(number, 0, 0))], log.last_epoch)
         if number == 2:
             log.checkpoint()
             disk.full, disk.relieved = True, relieved
@@ -183,20 +186,20 @@ def test_deletion_on_a_full_disk_forgets_no_producer(relieved: bool) -> None:
         assert log.start_offset <= 3
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))
     for number in range(6):
-        (appended,) = log.append([numbered(number, size=1500, producer=(number, 0, 0))])
+        (appended,) = log.append([numbered(number, size=1500, producer=(number, 0, 0))], log.last_epoch)
         assert isinstance(appended, Appended) and appended.base_offset == number
 
 
 def test_power_cut_after_a_deletion_keeps_the_marks_that_the_roll_before_it_had_no_room_for() -> None:
     disk = FullForProducers()
     log = open_log(open_directory(disk))
-    log.append_decided([make_batch([b"x"], producer=(9, 0, 0), transaction=(4, 0))])
-    log.append([numbered(1, size=3000)])
-    log.append([numbered(2, size=1000)])  # in another segment
+    log.append_decided([make_batch([b"x"], producer=(9, 0, 0), transaction=(4, 0))], log.last_epoch)
+    log.append([numbered(1, size=3000)], log.last_epoch)
+    log.append([numbered(2, size=1000)], log.last_epoch)  # in another segment
     disk.full = True
     log.flush()
     disk.full = False
-    log.append([numbered(3)])  # nobody synced it
+    log.append([numbered(3)], log.last_epoch)  # nobody synced it
     log.delete_before(2)
     assert not [name for name in disk.names(log.directory) if name == f"{0:020d}.log"]
     log = open_log(open_directory(disk.after_power_cut(random.Random(0), 0.0)))

@@ -30,7 +30,7 @@ def test_a_stop_at_any_step_leaves_no_log_that_begins_elsewhere(folder_is_there:
     old, old_bytes = {}, bytearray()
     if folder_is_there:
         log = open_log(directory)
-        log.append([numbered(0)])
+        log.append([numbered(0)], log.last_epoch)
         log.flush()
         old, old_bytes = read_all(log), disk.bytes_of(log.directory / SEGMENT)
     images: list[MemoryDisk] = []
@@ -49,7 +49,7 @@ def test_a_stop_at_any_step_leaves_no_log_that_begins_elsewhere(folder_is_there:
             log = open_log(directory, leader_epoch=1)
             assert read_all(log) == old or log.start_offset == START
             assert image is not done or log.start_offset == START
-            log.append([numbered(log.end_offset)])
+            log.append([numbered(log.end_offset)], log.last_epoch)
         else:
             assert image is not done
         directory.replace_log(TOPIC_ID, 0, "t-0", 2 * START)

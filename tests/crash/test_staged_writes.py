@@ -216,7 +216,7 @@ class Staged(Done):
         self.plain.append(value)
 
         def append() -> None:
-            (outcome,) = self.partition.append_as_leader([numbered(len(self.plain) - 1)])
+            _, (outcome,) = self.partition.append_as_leader([numbered(len(self.plain) - 1)])
             if isinstance(outcome, DiskFull):
                 raise outcome
 

@@ -43,6 +43,7 @@ class Promises:
         cut_in_flight: where a truncation that has not returned cuts.
         sent: of each producer the last batch appended and its offset, to be sent again.
         others: where the batches stand that are not PRODUCER's.
+        epochs: where leader epochs began, of which begin_epoch returned.
     """
 
     now_us: int = 0
@@ -54,6 +55,7 @@ class Promises:
     cut_in_flight: int | None = None
     sent: dict[int, tuple[BatchHeader, bytes, int]] = field(default_factory=dict)
     others: set[int] = field(default_factory=set)
+    epochs: dict[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -67,6 +69,7 @@ class Promises:
             in_flight=dict(self.in_flight),
             sent=dict(self.sent),
             others=set(self.others),
+            epochs=dict(self.epochs),
         )
 
     def next_batch(self, offset: int, count: int = RECORDS) -> Batch:
@@ -87,6 +90,7 @@ class Workload(Promises):
         self.refused = 0
         self.unclean_stops = 0
         self.batches = 0
+        self.epoch = 1
 
     def promises(self) -> Promises:
         return Promises(**{name: getattr(self, name) for name in Promises.__dataclass_fields__}).copy(
@@ -173,7 +177,7 @@ class Workload(Promises):
                 batches.append(self._made(offset))
                 self.in_flight |= {offset + i: b"%020d" % (offset + i) for i in range(RECORDS)}
             while batches:
-                outcomes = log.append(batches)
+                outcomes = log.append(batches, log.last_epoch)
                 for outcome, (header, data) in zip(outcomes, list(batches), strict=True):
                     if isinstance(outcome, DiskFull):
                         self.refused += 1
@@ -213,8 +217,16 @@ class Workload(Promises):
             del self.written[cut]
         self.cut_in_flight = None
         self.flushed_to = min(self.flushed_to, offset)
+        self.epochs = {epoch: start for epoch, start in self.epochs.items() if start < offset}
+        for _ in range(2):  # the first gets no records
+            self._begin_epoch(log)
         self.sent.clear()  # it is not said which states of the producers outlive a truncation
         self.others = {at for at in self.others if at < offset}
+
+    def _begin_epoch(self, log: Log) -> None:
+        epoch = self.epoch = self.epoch + 1
+        self._insist(lambda: log.begin_epoch(epoch))
+        self.epochs[epoch] = self.end
 
 
 class Crash(NamedTuple):
@@ -261,14 +273,18 @@ def check_survivor(disk: MemoryDisk, done: Promises, *, power_cut: bool) -> None
         assert value == known[offset] or (power_cut and value is None and offset >= done.flushed_to), offset
     assert set(found) == set(range(log.start_offset, log.end_offset))
     check_folder(disk, log)
+    for epoch, start in done.epochs.items():
+        if log.start_offset <= start <= log.end_offset and (done.cut_in_flight is None or start < done.cut_in_flight):
+            assert log.epoch_end(epoch)[0] == epoch
+            assert log.epoch_end(epoch - 1)[1] == (start if epoch > min(done.epochs) else log.epoch_end(epoch - 1)[1])
     for header, data, offset in done.sent.values() if done.cut_in_flight is None else ():
         if offset + RECORDS <= promised_to and not (header.producer_id == PRODUCER and done.in_flight):
-            (again,) = log.append([(header, memoryview(bytearray(data)))])
+            (again,) = log.append([(header, memoryview(bytearray(data)))], log.last_epoch)
             assert isinstance(again, Appended) and again.base_offset == offset, again
     end = log.end_offset
     # The producer goes on, unless batches of its were lost.
     whole = found and None not in found.values()
-    (appended,) = log.append([done.next_batch(end, 2) if whole else numbered(end, 2)])
+    (appended,) = log.append([done.next_batch(end, 2) if whole else numbered(end, 2)], log.last_epoch)
     assert appended == Appended(end, end + 2, done.now_us)
     directory.close()
     directory = open_directory(disk, clock)

@@ -130,6 +130,8 @@ def make_staged() -> bytes:
     )
 
 
+LEADER_EPOCHS = {"epochs": [[0, 0], [3, 1200], [4, 1200]], "partition": "flights-0"}
+HIGH_WATERMARKS = {"000102030405060708090a0b0c0d0e0f-0": 1200, "000102030405060708090a0b0c0d0e0f-12": 0}
 CHECKPOINT = {"partition": "flights-0", "recovery_point": 1900, "recovery_position": 88064, "start_offset": 1010}
 
 
@@ -137,6 +139,8 @@ def main() -> None:
     wanted = {f"batch-1-{name}.bin": make_batch(**what) for name, what in BATCHES.items()}
     wanted["index-1.bin"] = encode_index(make_index(), INDEX_SUMMARY)
     wanted["checkpoint-3.txt"] = seal(CHECKPOINT)
+    wanted["leader-epochs-1.txt"] = seal(LEADER_EPOCHS)
+    wanted["high-watermarks-1.txt"] = seal(HIGH_WATERMARKS)
     wanted["producers-2.bin"] = make_producers_with_marks().snapshot(PRODUCERS_AT).encode()
     wanted["staged-1.bin"] = make_staged()
     for name, data in wanted.items():

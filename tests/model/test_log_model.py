@@ -18,6 +18,7 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange, OutOfOrderSequence
 from kafkalog.format.batch import Batch, iter_batches
 from kafkalog.records import TopicPartition
+from kafkalog.zk.registry import PartitionState
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import make_batch, topic, values_of
 from tests.crash.memory_disk import MemoryDisk
@@ -32,7 +33,8 @@ SIZES = st.lists(st.integers(0, 400), min_size=1, max_size=6)
 
 class LogMachine(RuleBasedStateMachine):
     """`records` is every record ever appended and not cut off at the end: (value, timestamp), its offset its place.
-    `batch_starts` is where their batches begin, `batch_times` when each was appended."""
+    `batch_starts` is where their batches begin, `batch_times` when each was appended, `epochs` each leader epoch with
+    the offset at which it began."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +44,7 @@ class LogMachine(RuleBasedStateMachine):
         self.batch_starts: list[int] = []
         self.batch_times: list[int] = []
         self.start = 0
+        self.epochs = [(0, 0)]
         self.sequences: dict[int, int] = {}
         self.last_batch: dict[int, tuple[Batch, int]] = {}
         self.hint: tuple[int, Hint] | None = None
@@ -59,7 +62,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.directory = LogDirectory(PATH, disk=self.disk, clock=self.clock, producer_batches_remembered=5)
-        self.partition = open_partition(self.directory, self.settings)
+        self.partition = open_partition(self.directory, self.settings, self.epochs[-1][0])
         self.log = self.partition.log
 
     def teardown(self) -> None:
@@ -93,7 +96,7 @@ class LogMachine(RuleBasedStateMachine):
                 self.sequences[producer] = sequence[2] + len(records)
             batch = make_batch([value for value, _ in records], [t for _, t in records], codec=codec, producer=sequence)
             made.append((batch, records, producer))
-        outcomes = self.log.append([batch for batch, _, _ in made])
+        outcomes = self.log.append([batch for batch, _, _ in made], self.log.last_epoch)
         for outcome, (batch, records, producer) in zip(outcomes, made, strict=True):
             base = len(self.records)
             assert outcome == Appended(base, base + len(records), self.clock.now_us())
@@ -112,13 +115,22 @@ class LogMachine(RuleBasedStateMachine):
     def send_again_and_leave_a_gap(self, producer: int, gap: int) -> None:
         if producer in self.last_batch:
             batch, base = self.last_batch[producer]
-            (outcome,) = self.log.append([batch])
+            (outcome,) = self.log.append([batch], self.log.last_epoch)
             assert isinstance(outcome, Appended)
             assert outcome.base_offset == base
         sequence = self.sequences.get(producer, 0)
-        (outcome,) = self.log.append([make_batch([b"gap"], producer=(producer, 0, sequence + gap))])
+        (outcome,) = self.log.append(
+            [make_batch([b"gap"], producer=(producer, 0, sequence + gap))], self.log.last_epoch
+        )
         assert isinstance(outcome, OutOfOrderSequence)
         assert outcome.facts["expected"] == sequence
+
+    @rule(raised=st.integers(1, 3))
+    def begin_epoch(self, raised: int) -> None:
+        epoch = self.partition.leader_epoch + raised
+        self.partition.lead(PartitionState.only(0, "here", epoch), [0])
+        self.log.begin_epoch(epoch)  # durable at once: a kill forgets one without records that was not saved
+        self.epochs.append((self.partition.leader_epoch, len(self.records)))
 
     @rule(action=st.sampled_from(["flush", "checkpoint", "roll_if_old"]), seconds=AGES)
     def tend(self, action: str, seconds: int) -> None:
@@ -230,6 +242,7 @@ class LogMachine(RuleBasedStateMachine):
         batches = zip(self.batch_starts, self.batch_times, strict=True)
         fresh = next((start for start, when in batches if when >= horizon_us), len(self.records))
         ends = [*(base for base, _ in segments[1:]), len(self.records)]
+        fresh = max(fresh, self.start)
         kept = [segment for segment, end in zip(segments, ends, strict=True) if end > fresh or not segment[1]]
         while len(kept) > 1 and 0 <= limit < sum(size for _, size in kept):
             del kept[0]
@@ -246,18 +259,23 @@ class LogMachine(RuleBasedStateMachine):
     def truncate(self, at: int) -> None:
         offset = self.start + at % (len(self.records) - self.start)
         expected = max(start for start in self.batch_starts if start <= offset)
-        assert self.partition.truncate_to(offset) == expected
+        assert self.partition._truncate_to(offset) == expected
+        self.log.begin_epoch(self.partition.leader_epoch)
         del self.records[expected:]
         self.batch_starts = [start for start in self.batch_starts if start < expected]
         del self.batch_times[len(self.batch_starts) :]
         self.start = min(self.start, expected)
+        current, _ = self.epochs[-1]
+        self.epochs = [(epoch, began) for epoch, began in self.epochs if began < expected]
+        if not self.epochs or self.epochs[-1][0] < current:  # the partition leads on
+            self.epochs.append((current, expected))
         self.forget_producers()
 
     def forget_producers(self) -> None:
         """Take up again what the log says comes next; what it should be is the crash tests' matter."""
         self.last_batch.clear()
         for producer in self.sequences:
-            (outcome,) = self.log.append([make_batch([b"?"], producer=(producer, 0, 1 << 30))])
+            (outcome,) = self.log.append([make_batch([b"?"], producer=(producer, 0, 1 << 30))], self.log.last_epoch)
             assert isinstance(outcome, OutOfOrderSequence)
             self.sequences[producer] = outcome.facts["expected"]
 
@@ -284,6 +302,17 @@ class LogMachine(RuleBasedStateMachine):
             assert self.log.start_offset == self.start
             assert self.log.end_offset == len(self.records)
             assert self.partition.readable_end_offset == self.visible
+            self.check_epochs()
+
+    def check_epochs(self) -> None:
+        """Of the epochs that ended before the start nothing is known; the others ended where the next one began."""
+        assert self.log.last_epoch == self.partition.leader_epoch == self.epochs[-1][0]
+        ends = [began for _, began in self.epochs[1:]] + [len(self.records)]
+        known = [(epoch, end) for (epoch, _), end in zip(self.epochs, ends, strict=True) if end > self.start]
+        for epoch, end in known:
+            assert self.log.epoch_end(epoch) == (epoch, end)
+        for epoch, _ in self.epochs:
+            assert self.log.epoch_end(epoch)[1] >= self.start
 
 
 class TestLogAgainstList(LogMachine.TestCase):  # type: ignore[misc,valid-type]

@@ -34,7 +34,8 @@ def pid_of(process: subprocess.Popen[str], what: str) -> int:
 def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None:
     port = free_ports(4)
     addresses = f"127.0.0.1:{port},127.0.0.1:{port + 2}"
-    command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path / "kept")]
+    command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path / "kept"),
+               "--config", "num.partitions=2"]  # fmt: skip
     for turn in range(2):
         with running(*command) as process:
             assert process.stdout is not None and process.stderr is not None
@@ -42,7 +43,7 @@ def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None
             with Admin(addresses) as admin:
                 assert [broker.grpc_port for broker in admin.describe_cluster().brokers] == [port, port + 2]
                 if turn == 0:
-                    admin.create_topic("kept", partitions=2)
+                    admin.create_topic("kept")
                 assert [each.name for each in admin.topics()] == ["kept"]
             with Producer(addresses) as producer:
                 assert producer.send("kept", b"x", partition=1).result(30).offset == turn

@@ -83,7 +83,9 @@ def read_batches(log: Log | Partition, offset: int, max_bytes: int = 1 << 20) ->
 
 
 def read_all(log: Log | Partition) -> dict[int, bytes | None]:
-    """Every readable record by offset; every damaged offset as the value None. Values in these tests are never null."""
+    """Every readable record by offset; every damaged offset as the value None. Values in these tests are never null.
+    The log's leader epochs must agree with the batches."""
+    whole = log.log if isinstance(log, Partition) else log
     found: dict[int, bytes | None] = {}
     offset = log.start_offset
     end = log.readable_end_offset if isinstance(log, Partition) else log.end_offset
@@ -98,6 +100,15 @@ def read_all(log: Log | Partition) -> dict[int, bytes | None]:
             continue
         assert batches, f"nothing at {offset} before the end {end}"
         for header, batch in batches:
+            check_epoch(whole, header)
             found |= {at: value for at, value in values_of(header, batch) if offset <= at}
             offset = header.end_offset
     return found
+
+
+def check_epoch(log: Log, header: BatchHeader) -> None:
+    """The log knows the leader epoch of one of its batches, and that the batch is within it."""
+    epoch, end_offset = log.epoch_end(header.leader_epoch)
+    assert epoch == header.leader_epoch and header.end_offset <= end_offset
+    _, start_offset = log.epoch_end(header.leader_epoch - 1)
+    assert start_offset <= max(header.base_offset, log.start_offset)

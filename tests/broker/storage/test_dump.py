@@ -36,9 +36,9 @@ def folder(tmp_path: Path) -> Path:
     """Offsets 0 and 1 rich, then 38 plain ones, in four segments, cleanly closed."""
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 1)
-    log.append([rich_batch()])
+    log.append([rich_batch()], log.last_epoch)
     for offset in range(2, 40):
-        log.append([numbered(offset, producer=(7, 0, offset - 2))])
+        log.append([numbered(offset, producer=(7, 0, offset - 2))], log.last_epoch)
     directory.close()
     return log.directory
 
@@ -111,7 +111,7 @@ def test_a_scan_in_parts_finds_what_one_scan_finds(folder: Path, monkeypatch: py
     shutil.rmtree(folder)
     log = LogDirectory(folder.parent / "other").open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20), 1)
     for offset in range(12):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     good = next(log.directory.glob("*.log")).read_bytes()
     length = len(numbered(0)[1])
     assert len(good) == 12 * length
@@ -134,7 +134,7 @@ def test_a_scan_in_parts_finds_what_one_scan_finds(folder: Path, monkeypatch: py
 def test_a_dump_begins_before_its_segment_is_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=1 << 20), 1)
-    log.append([numbered(offset) for offset in range(3000)])
+    log.append([numbered(offset) for offset in range(3000)], log.last_epoch)
     directory.close()
     checked = 0
     batch_is_good = recovery._body_is_good
@@ -158,7 +158,7 @@ def test_two_damaged_batches_are_two_problems_where_an_index_tells_what_is_betwe
     at = {}
     for offset in range(30):
         at[offset] = log.view.end_position
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
     directory.close()
     path = segment_path(log.directory, 0)
     for offset in (3, 20):

@@ -7,13 +7,17 @@ from pathlib import Path
 from broker.staging.format import scan_file
 from broker.storage.checkpoint import Checkpoint, read_checkpoint, read_label, seal, unseal, write_atomic
 from broker.storage.disk import Disk
+from broker.storage.epochs import EPOCHS_NAME, read_epochs
 from broker.storage.index import decode_index, encode_index
+from broker.storage.log_dir import LogDirectory
 from broker.storage.producer_state import Producers
 from kafkalog.clock import ManualClock
 from tests.golden.make import (
     CHECKPOINT,
     GOLDEN,
+    HIGH_WATERMARKS,
     INDEX_SUMMARY,
+    LEADER_EPOCHS,
     PREPARED,
     PRODUCERS_AT,
     TIME,
@@ -76,3 +80,23 @@ def test_checkpoint_version_3(tmp_path: Path) -> None:
     write_atomic(Disk(), folder / "checkpoint", data)
     assert read_checkpoint(Disk(), folder) == Checkpoint(1010, 1900, 88064)
     assert read_label(Disk(), folder) == "flights-0"
+
+
+def test_leader_epochs_version_1(tmp_path: Path) -> None:
+    data = (GOLDEN / "leader-epochs-1.txt").read_bytes()
+    assert unseal(data) == LEADER_EPOCHS
+    write_atomic(Disk(), tmp_path / EPOCHS_NAME, data)
+    epochs = read_epochs(Disk(), tmp_path)
+    assert epochs is not None and epochs.entries == [(0, 0), (3, 1200), (4, 1200)]
+    epochs.save(Disk(), tmp_path, "flights-0")
+    assert (tmp_path / EPOCHS_NAME).read_bytes() == data
+
+
+def test_high_watermarks_version_1(tmp_path: Path) -> None:
+    data = (GOLDEN / "high-watermarks-1.txt").read_bytes()
+    assert unseal(data) == HIGH_WATERMARKS
+    assert seal(HIGH_WATERMARKS) == data
+    (tmp_path / "high-watermarks").write_bytes(data)
+    directory = LogDirectory(tmp_path)
+    assert [directory.saved_high_watermark(bytes(range(16)), number) for number in (0, 12, 1)] == [1200, 0, 0]
+    directory.close()

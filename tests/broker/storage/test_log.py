@@ -72,12 +72,21 @@ def directory(tmp_path: Path, disk: CountingDisk, clock: ManualClock) -> Iterato
 
 
 def open_log(directory: LogDirectory, settings: TopicSettings | None = None, leader_epoch: int = 0) -> Log:
-    return directory.open_log(TOPIC_ID, 0, "t-0", settings or topic(), leader_epoch)
+    opened = directory.open_log(TOPIC_ID, 0, "t-0", settings or topic(), leader_epoch)
+    opened.begin_epoch(opened.last_epoch)  # saves the epoch, which the first append would sync otherwise
+    return opened
+
+
+def truncate(log: Log, offset: int) -> int:
+    """Truncate as a follower, and go on as the leader of the next epoch."""
+    end_offset = log.truncate_to(offset)
+    log.begin_epoch(log.last_epoch + 1)
+    return end_offset
 
 
 def fill(log: Log, count: int) -> None:
     for offset in range(log.end_offset, log.end_offset + count):
-        log.append([numbered(offset)])
+        log.append([numbered(offset)], log.last_epoch)
 
 
 # --- appending -------------------------------------------------------------------------------------------------------
@@ -87,10 +96,10 @@ def test_batches_get_offsets_epoch_and_time_in_one_write(
     directory: LogDirectory, disk: CountingDisk, clock: ManualClock
 ) -> None:
     log = open_log(directory, leader_epoch=3)
-    log.append([numbered(0, 2)])
+    log.append([numbered(0, 2)], log.last_epoch)
     clock.advance(1)
     writes = disk.writes
-    outcomes = log.append([numbered(2, 3), numbered(5), numbered(6, 2)])
+    outcomes = log.append([numbered(2, 3), numbered(5), numbered(6, 2)], log.last_epoch)
     assert disk.writes == writes + 1
     now = clock.now_us()
     assert outcomes == [Appended(2, 5, now), Appended(5, 6, now), Appended(6, 8, now)]
@@ -98,8 +107,8 @@ def test_batches_get_offsets_epoch_and_time_in_one_write(
     assert [(h.base_offset, h.leader_epoch, h.append_timestamp_us) for h in headers] == [
         (2, 3, now), (5, 3, now), (6, 3, now),
     ]  # fmt: skip
-    log.leader_epoch = 4
-    log.append([numbered(8)])
+    log.begin_epoch(4)
+    log.append([numbered(8)], log.last_epoch)
     assert read_batches(log, 8)[0][0].leader_epoch == 4
 
 
@@ -108,8 +117,7 @@ def test_leader_epoch_never_falls_behind_that_of_the_log(tmp_path: Path) -> None
     for epoch, stamped in ((5, 5), (0, 5), (6, 6), (1, 6)):
         directory = LogDirectory(tmp_path)
         log = open_log(directory, leader_epoch=epoch)
-        log.leader_epoch = 2
-        assert log.leader_epoch == stamped
+        assert log.last_epoch == stamped
         fill(log, 1)
         assert read_batches(log, log.end_offset - 1)[0][0].leader_epoch == stamped
         directory.close(clean=False)
@@ -119,7 +127,7 @@ def test_leader_epoch_never_falls_behind_that_of_the_log(tmp_path: Path) -> None
 
 def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory) -> None:
     log = open_log(directory)
-    log.append([numbered(offset) for offset in range(60)])
+    log.append([numbered(offset) for offset in range(60)], log.last_epoch)
     log.flush()
     sizes = {path.name: path.stat().st_size for path in log.directory.glob("*.log")}
     assert len(sizes) > 3
@@ -129,8 +137,8 @@ def test_call_that_fills_segments_is_split_at_their_ends(directory: LogDirectory
 
 def test_batch_larger_than_a_segment_gets_one_of_its_own(directory: LogDirectory) -> None:
     log = open_log(directory)
-    log.append([numbered(0), numbered(1, 3, 3000), numbered(4)])
-    names = sorted(path.name for path in log.directory.iterdir() if path.name != "checkpoint")
+    log.append([numbered(0), numbered(1, 3, 3000), numbered(4)], log.last_epoch)
+    names = sorted(path.name for path in log.directory.iterdir() if path.suffix in (".log", ".next"))
     assert names == [f"{0:020d}.log", f"{1:020d}.next", f"{4:020d}.next"]  # none is known to be synced
     log.flush()
     names = sorted(path.name for path in log.directory.glob("*.log"))
@@ -149,7 +157,8 @@ def test_refused_batch_takes_those_of_its_producer_behind_it_and_no_other(direct
             numbered(4, producer=(7, 0, 0)),  # the first again
             numbered(5),
             numbered(6, producer=(7, 0, 1)),  # what was missing
-        ]
+        ],
+        log.last_epoch,
     )
     kinds = [type(outcome) for outcome in outcomes]
     assert kinds == [Appended, OutOfOrderSequence, Appended, OutOfOrderSequence, Appended, Appended, Appended]
@@ -164,7 +173,7 @@ def test_one_append_of_many_new_producers_keeps_the_limit(tmp_path: Path, clock:
 
     def append(*producers: int) -> list[bool]:
         """Whether the first batch of each was taken."""
-        outcomes = log.append([make_batch([b"x"], producer=(producer, 0, 0)) for producer in producers])
+        outcomes = log.append([make_batch([b"x"], producer=(producer, 0, 0)) for producer in producers], log.last_epoch)
         return [isinstance(outcome, Appended) for outcome in outcomes]
 
     assert append(*range(8)) == [True] * 5 + [False] * 3
@@ -172,11 +181,11 @@ def test_one_append_of_many_new_producers_keeps_the_limit(tmp_path: Path, clock:
     clock.advance(301)  # they are silent for long enough to be forgotten
     known = make_batch([b"y"], producer=(0, 0, 1))
     strangers = [make_batch([b"x"], producer=(producer, 0, 0)) for producer in range(10, 16)]
-    outcomes = log.append([known, *strangers])
+    outcomes = log.append([known, *strangers], log.last_epoch)
     assert [isinstance(outcome, Appended) for outcome in outcomes] == [True] * 5 + [False] * 2
     assert isinstance(outcomes[5], TooManyProducers)
     assert len(log._producers) == 5
-    (again,) = log.append([make_batch([b"y"], producer=(0, 0, 1))])
+    (again,) = log.append([make_batch([b"y"], producer=(0, 0, 1))], log.last_epoch)
     assert again == outcomes[0]
     directory.close()
 
@@ -187,24 +196,24 @@ def test_producers_are_remembered_over_a_restart_clean_or_not(tmp_path: Path) ->
         log = open_log(directory)
         sequence = log.end_offset
         first = numbered(sequence, 2, producer=(7, 0, sequence))
-        assert [outcome.base_offset for outcome in log.append([first])] == [sequence]  # type: ignore[union-attr]
+        assert [outcome.base_offset for outcome in log.append([first], log.last_epoch)] == [sequence]  # type: ignore[union-attr]
         directory.close(clean)
         directory = LogDirectory(tmp_path)
         log = open_log(directory)
-        (again,) = log.append([first])
+        (again,) = log.append([first], log.last_epoch)
         assert again.base_offset == sequence  # type: ignore[union-attr]
         directory.close(clean)
 
 
 def test_producer_state_outlives_the_records_it_is_made_from(directory: LogDirectory) -> None:
     log = open_log(directory)
-    log.append([numbered(0, producer=(7, 1, 0))])
+    log.append([numbered(0, producer=(7, 1, 0))], log.last_epoch)
     fill(log, 40)
     log.delete_before(log.end_offset)
     directory.close()
     log = open_log(LogDirectory(directory.path))
-    assert [type(o) for o in log.append([numbered(1, producer=(7, 0, 1))])] == [ProducerFenced]
-    assert [type(o) for o in log.append([numbered(1, producer=(7, 1, 1))])] == [Appended]
+    assert [type(o) for o in log.append([numbered(1, producer=(7, 0, 1))], log.last_epoch)] == [ProducerFenced]
+    assert [type(o) for o in log.append([numbered(1, producer=(7, 1, 1))], log.last_epoch)] == [Appended]
 
 
 def test_closed_log_says_so(directory: LogDirectory) -> None:
@@ -214,7 +223,12 @@ def test_closed_log_says_so(directory: LogDirectory) -> None:
     directory.close()
     assert check_batch(held.read()).base_offset == 0
     held.close()
-    for action in (lambda: log.append([numbered(1)]), lambda: log.reader.read(0, 1), log.flush, log.apply_retention):
+    for action in (
+        lambda: log.append([numbered(1)], log.last_epoch),
+        lambda: log.reader.read(0, 1),
+        log.flush,
+        log.apply_retention,
+    ):
         with pytest.raises(Closed, match="log of t-0 is closed"):
             action()
 
@@ -245,7 +259,7 @@ def test_read_is_one_segment_and_its_hint_leads_on(directory: LogDirectory) -> N
 def test_read_ends_where_a_batch_starts_for_readers_discard_one_that_is_cut(directory: LogDirectory) -> None:
     log = open_log(directory, topic(segment_bytes=1 << 20))
     for first in range(0, 40, 4):
-        log.append([numbered(first, 4, size=200)])
+        log.append([numbered(first, 4, size=200)], log.last_epoch)
     with log.reader.read(4, 1 << 20) as rest:
         batch_length = rest.length // 9
     for max_bytes in (1, batch_length, 3 * batch_length - 1, 3 * batch_length):
@@ -302,7 +316,7 @@ def test_reads_continue_while_segments_roll_and_are_deleted(tmp_path: Path) -> N
     for thread in threads:
         thread.start()
     for _ in range(40):
-        log.append([numbered(offset) for offset in range(log.end_offset, log.end_offset + 20)])
+        log.append([numbered(offset) for offset in range(log.end_offset, log.end_offset + 20)], log.last_epoch)
         log.apply_retention()
     stop.set()
     for thread in threads:
@@ -329,8 +343,10 @@ def test_slice_of_a_deleted_segment_still_has_its_bytes(directory: LogDirectory)
 def test_time_is_found_to_the_batch_and_not_before_the_start(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(0, 60, 3):
-        log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
-    log.append([numbered(60, 3, timestamps_us=700)])
+        log.append(
+            [numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])], log.last_epoch
+        )
+    log.append([numbered(60, 3, timestamps_us=700)], log.last_epoch)
     find = log.reader.offset_for_timestamp
     assert find(-1) == (0, None)
     assert find(324) == find(325) == (30, None)
@@ -346,7 +362,9 @@ def test_time_is_found_to_the_batch_and_not_before_the_start(directory: LogDirec
 def test_time_is_looked_for_from_an_offset_on(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(0, 60, 3):
-        log.append([numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])])
+        log.append(
+            [numbered(offset, 3, timestamps_us=[offset * 10, offset * 10 + 25, offset * 10 + 10])], log.last_epoch
+        )
     find = log.reader.offset_for_timestamp
     assert find(0, 31) == (31, None)
     assert find(0, 33) == (33, None)
@@ -418,7 +436,7 @@ def test_what_is_decided_is_flushed_while_more_of_it_is_appended(
     log.on_flushed = flushed.set
     directory.start()
     for number in range(8):
-        log.append_decided([numbered(number, producer=(7, 0, number), transaction=(0, 0))])
+        log.append_decided([numbered(number, producer=(7, 0, number), transaction=(0, 0))], log.last_epoch)
     assert flushed.wait(WAIT_SECONDS)
 
 
@@ -431,9 +449,9 @@ def test_flush_ms_of_all_time_keeps_no_other_topic_from_its_flushes(tmp_path: Pa
     soon.on_flushed = lambda: flushed.set() if soon.flushed_offset == soon.end_offset else None
     directory.start()
     for _ in range(3):
-        never.append([numbered(never.end_offset)])
+        never.append([numbered(never.end_offset)], never.last_epoch)
         flushed.clear()
-        soon.append([numbered(soon.end_offset)])
+        soon.append([numbered(soon.end_offset)], soon.last_epoch)
         assert flushed.wait(WAIT_SECONDS)
     assert never.flushed_offset == 0
     directory.close()
@@ -458,7 +476,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
     directory = LogDirectory(tmp_path)
     log = open_log(directory)
     for offset in range(6):
-        log.append([numbered(offset, timestamps_us=100 * offset)])
+        log.append([numbered(offset, timestamps_us=100 * offset)], log.last_epoch)
     length = log.view.size_bytes // 6
     with open(log.directory / f"{0:020d}.log", "r+b") as file:
         file.seek(2 * length + 100)  # in a body
@@ -488,7 +506,7 @@ def test_lookup_by_time_tells_damage_every_time_and_after_a_restart_too(tmp_path
 def test_lookup_by_time_does_not_continue_past_damage_that_ends_a_segment(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(4):
-        log.append([numbered(offset, size=1500, timestamps_us=100 * offset)])
+        log.append([numbered(offset, size=1500, timestamps_us=100 * offset)], log.last_epoch)
     log.flush()
     assert log.view.bases == (0, 2)
     for base in log.view.bases:
@@ -566,7 +584,7 @@ def appended_meanwhile(disk: CountingDisk, log: Log, action: Callable[[], object
     disk.syncing.clear()
     disk.may_sync.clear()
     acting = threading.Thread(target=action)
-    appending = threading.Thread(target=log.append, args=([numbered(1000)],))
+    appending = threading.Thread(target=log.append, args=([numbered(1000)], log.last_epoch))
     acting.start()
     try:
         assert disk.syncing.wait(WAIT_SECONDS)
@@ -582,7 +600,9 @@ def appended_meanwhile(disk: CountingDisk, log: Log, action: Callable[[], object
 def test_appends_that_roll_segments_wait_for_no_sync(directory: LogDirectory, disk: CountingDisk) -> None:
     log = open_log(directory)
     disk.may_sync.clear()
-    appending = threading.Thread(target=lambda: [log.append([numbered(offset, size=1500)]) for offset in range(7)])
+    appending = threading.Thread(
+        target=lambda: [log.append([numbered(offset, size=1500)], log.last_epoch) for offset in range(7)]
+    )
     appending.start()
     appending.join(5)
     assert not appending.is_alive()
@@ -602,12 +622,12 @@ def test_appends_continue_while_a_sync_of_whatever_kind_is_waited_for(
 ) -> None:
     log = open_log(directory, topic(retention_ms=1000))
     for offset in range(6):
-        log.append([numbered(offset, size=1500)])
+        log.append([numbered(offset, size=1500)], log.last_epoch)
     clock.advance(2)
     actions = {"delete_before": lambda: log.delete_before(3)}
     assert appended_meanwhile(disk, log, actions.get(action, getattr(log, action)))
     # All syncs of it are waited for, not only the first.
-    log.append([numbered(offset, size=1500) for offset in range(6, 10)])
+    log.append([numbered(offset, size=1500) for offset in range(6, 10)], log.last_epoch)
     assert log.end_offset == 11
     log.flush()
     assert log.flushed_offset == 11
@@ -635,14 +655,14 @@ def test_every_sync_of_a_checkpoint_and_of_a_deletion_lets_appends_through(
         ProducersSnapshot, "encode", lambda self: checked(lambda _: None)("encode") or real_encode(self)
     )
     for offset in range(6):
-        log.append([numbered(offset, size=1500, producer=(7, 0, offset))])
-    log.append_decided([make_batch([b"x"], producer=(8, 0, 0), transaction=(1, 0))])
+        log.append([numbered(offset, size=1500, producer=(7, 0, offset))], log.last_epoch)
+    log.append_decided([make_batch([b"x"], producer=(8, 0, 0), transaction=(1, 0))], log.last_epoch)
     monkeypatch.setattr(disk, "sync", checked(real_sync))
     monkeypatch.setattr(disk, "sync_dir", checked(real_sync_dir))
     log.checkpoint()
     log.delete_before(5)
-    log.append([numbered(7, size=3500)])
-    log.append([numbered(8, size=3500)])
+    log.append([numbered(7, size=3500)], log.last_epoch)
+    log.append([numbered(8, size=3500)], log.last_epoch)
     log.flush()
     assert not blocked
 
@@ -650,17 +670,17 @@ def test_every_sync_of_a_checkpoint_and_of_a_deletion_lets_appends_through(
 def test_segment_grows_rather_than_wait_when_no_flush_catches_up(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(40):
-        log.append([numbered(offset, size=3000)])
+        log.append([numbered(offset, size=3000)], log.last_epoch)
     assert len(log.view.segments) == 9  # eight rolls that nobody synced
     log.flush()
-    log.append([numbered(40, size=3000)])
+    log.append([numbered(40, size=3000)], log.last_epoch)
     assert len(log.view.segments) == 10
     assert len(read_all(log)) == 41
 
 
 def test_acks_of_a_full_segment_wait_for_its_sync(directory: LogDirectory, disk: CountingDisk) -> None:
     log = open_log(directory, topic(flush_messages=1))
-    log.append([numbered(offset, size=3000) for offset in range(3)])
+    log.append([numbered(offset, size=3000) for offset in range(3)], log.last_epoch)
     assert log.flushed_offset == 0  # rolled twice, and nothing of it outlives a power cut
     disk.may_sync.clear()
     disk.syncing.clear()
@@ -696,7 +716,7 @@ def test_segment_rolls_by_age_at_the_next_append_and_in_the_background(
 def test_retention_by_time_goes_by_the_append_time(directory: LogDirectory, clock: ManualClock) -> None:
     log = open_log(directory, topic(retention_ms=10_000, segment_ms=1000))
     for offset in range(4):
-        log.append([numbered(offset, timestamps_us=1 << 60)])  # the future, says the producer
+        log.append([numbered(offset, timestamps_us=1 << 60)], log.last_epoch)  # the future, says the producer
         clock.advance(3)
     assert log.apply_retention() == 1  # appended 12 s ago; the next one 9 s ago
     assert log.start_offset == 1
@@ -713,12 +733,12 @@ def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer
     log = open_log(directory, topic(retention_ms=7 * 86_400_000, retention_bytes=9000))
     fill(log, 60)
     sent = numbered(60, producer=(7, 0, 0))
-    [first] = log.append([sent])
+    [first] = log.append([sent], log.last_epoch)
     assert isinstance(first, Appended)
     clock.jump(8 * 86_400)  # a machine that was resumed, or a wrong time server
     directory.tidy()
     assert 0 < log.start_offset < 60  # by size it deletes as ever
-    [again] = log.append([numbered(60, producer=(7, 0, 0))])
+    [again] = log.append([numbered(60, producer=(7, 0, 0))], log.last_epoch)
     assert isinstance(again, Appended) and again.base_offset == 60
     clock.jump(-8 * 86_400)
     directory.tidy()
@@ -733,7 +753,7 @@ def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer
 def test_of_the_producers_states_the_last_two_are_kept(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(5):
-        log.append([numbered(offset, producer=(7, 0, offset))])
+        log.append([numbered(offset, producer=(7, 0, offset))], log.last_epoch)
         log.checkpoint()
     states = sorted(path.name for path in log.directory.glob("*.producers"))
     assert states == [f"{offset:020d}.producers" for offset in (4, 5)]
@@ -754,7 +774,7 @@ def test_a_flush_for_which_there_was_no_room_is_tried_again(
     monkeypatch.setattr(directory.disk, "rename", rename)
     directory.start()
     for offset in range(3):
-        log.append([numbered(offset, size=3000)])
+        log.append([numbered(offset, size=3000)], log.last_epoch)
     waited_for(lambda: log.flushed_offset >= 2)
     assert next(tries) > 2
 
@@ -775,7 +795,7 @@ def test_no_index_is_saved_of_a_segment_that_was_deleted_as_it_was_synced(
 ) -> None:
     log = open_log(directory)
     for offset in range(4):
-        log.append([numbered(offset, size=3000, producer=(7, 0, offset))])
+        log.append([numbered(offset, size=3000, producer=(7, 0, offset))], log.last_epoch)
     real, tries = directory.disk.rename, itertools.count()
 
     def rename(old: Path, new: Path) -> None:
@@ -805,11 +825,13 @@ def test_start_offset_outlives_a_restart_and_never_goes_back(tmp_path: Path) -> 
 def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -> None:
     log = open_log(directory)
     for offset in range(0, 60, 3):
-        log.append([numbered(offset, 3, producer=(7, 0, offset))])
+        log.append([numbered(offset, 3, producer=(7, 0, offset))], log.last_epoch)
     assert log.truncate_to(60) == 60
-    assert log.truncate_to(31) == 30
+    assert truncate(log, 31) == 30
     assert list(read_all(log)) == list(range(30))
-    (appended,) = log.append([numbered(30, 2, producer=(7, 0, 30))])  # its producer state went back as well
+    (appended,) = log.append(
+        [numbered(30, 2, producer=(7, 0, 30))], log.last_epoch
+    )  # its producer state went back as well
     assert isinstance(appended, Appended) and appended.base_offset == 30
     assert read_all(log)[31] == b"%020d" % 31
     assert log.truncate_to(0) == 0
@@ -821,11 +843,11 @@ def test_truncation_cuts_back_to_the_start_of_a_batch(directory: LogDirectory) -
 def test_what_is_saved_of_the_producers_at_the_very_end_of_a_truncation_stays(directory: LogDirectory) -> None:
     """It is true, and the segments that say the same may be deleted next."""
     log = open_log(directory)
-    log.append([numbered(0, producer=(7, 0, 0))])
+    log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch)
     log.checkpoint()
     saved = log.directory / f"{1:020d}.producers"
-    log.append([numbered(1, producer=(7, 0, 1))])
-    assert log.truncate_to(1) == 1
+    log.append([numbered(1, producer=(7, 0, 1))], log.last_epoch)
+    assert truncate(log, 1) == 1
     assert saved.exists()
     assert log.truncate_to(0) == 0
     assert not saved.exists()
@@ -835,9 +857,9 @@ def test_producers_of_segments_deleted_after_a_truncation_are_remembered(tmp_pat
     directory = LogDirectory(tmp_path)
     log = open_log(directory)
     for offset in range(60):
-        log.append([numbered(offset, producer=(7, 0, offset))])
+        log.append([numbered(offset, producer=(7, 0, offset))], log.last_epoch)
     log.checkpoint()
-    assert log.truncate_to(10) == 10
+    assert truncate(log, 10) == 10
     fill(log, 40)
     log.flush()
     assert log.delete_before(40) == 40
@@ -845,8 +867,49 @@ def test_producers_of_segments_deleted_after_a_truncation_are_remembered(tmp_pat
     directory = LogDirectory(tmp_path)
     log = open_log(directory)
     assert log.start_offset == 40
-    (appended,) = log.append([numbered(50, producer=(7, 0, 10))])
+    (appended,) = log.append([numbered(50, producer=(7, 0, 10))], log.last_epoch)
     assert isinstance(appended, Appended) and appended.base_offset == 50
+    directory.close()
+
+
+def test_producers_of_segments_deleted_right_after_a_truncation_are_remembered(tmp_path: Path) -> None:
+    """The truncation took the saved states along: what is deleted next is the only source of them."""
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    [first] = log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch)
+    fill(log, 59)
+    log.checkpoint()
+    assert truncate(log, 40) == 40
+    assert log.delete_before(35) == 35
+    assert log.view.bases[0] > 0
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch) == [first]
+    directory.close()
+
+
+def test_segment_that_ends_where_a_truncation_moved_the_start_keeps_its_producers_over_a_restart(
+    tmp_path: Path,
+) -> None:
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    [first] = log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch)
+    log.append([numbered(1, 5)], log.last_epoch)
+    log.delete_before(3)
+    assert truncate(log, 3) == 1  # the start of the batch
+    log.append([numbered(1, size=4000)], log.last_epoch)
+    assert (log.start_offset, log.view.bases) == (1, (0, 1))
+    log._flush()  # without saving anything, as in a process that is killed
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    log = open_log(directory)
+    assert log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch) == [first]
+    assert log.apply_retention() == 1
+    assert list(read_all(log)) == [1]
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    assert open_log(directory).append([numbered(0, producer=(7, 0, 0))], log.last_epoch) == [first]
     directory.close()
 
 
@@ -855,18 +918,18 @@ def test_what_rolls_knew_of_a_tail_that_was_cut_off_is_not_saved_for_that_of_its
     directory = LogDirectory(tmp_path)
     log = open_log(directory)
     for offset in range(60):
-        log.append([numbered(offset, producer=(7, 0, offset))])
+        log.append([numbered(offset, producer=(7, 0, offset))], log.last_epoch)
     assert len(log.view.segments) > 3, "rolls that no flush has saved anything of"
-    assert log.truncate_to(10) == 10
+    assert truncate(log, 10) == 10
     log.flush()
     for offset in range(10, 60):
-        log.append([numbered(offset, producer=(8, 0, offset - 10))])
+        log.append([numbered(offset, producer=(8, 0, offset - 10))], log.last_epoch)
     log.flush()
     directory.close(clean=False)
     directory = LogDirectory(tmp_path)
     log = open_log(directory)
     assert log.end_offset == 60
-    (appended,) = log.append([numbered(60, producer=(7, 0, 10))])
+    (appended,) = log.append([numbered(60, producer=(7, 0, 10))], log.last_epoch)
     assert isinstance(appended, Appended) and appended.base_offset == 60
     assert read_all(log)[60] == b"%020d" % 60
     directory.close()
@@ -876,7 +939,7 @@ def test_retention_deletes_what_a_truncation_left_before_the_start(directory: Lo
     log = open_log(directory, topic(retention_ms=10_000))
     fill(log, 3)
     log.delete_before(1)
-    assert log.truncate_to(1) == 1
+    assert truncate(log, 1) == 1
     clock.advance(11)
     assert log.apply_retention() == 1  # a segment whose only record is not readable: the start stays where it is
     assert (log.start_offset, log.end_offset, log.view.size_bytes) == (1, 1, 0)
@@ -887,7 +950,7 @@ def test_retention_deletes_what_a_truncation_left_before_the_start(directory: Lo
 def test_truncation_keeps_the_greatest_time_of_what_is_left(directory: LogDirectory) -> None:
     log = open_log(directory, topic(index_interval_bytes=300))
     for offset, when in enumerate([10, 90, 20, 30, 40, 50]):
-        log.append([numbered(offset, timestamps_us=when)])
+        log.append([numbered(offset, timestamps_us=when)], log.last_epoch)
     log.truncate_to(5)
     assert log.reader.offset_for_timestamp(80) == (1, 90)
     assert log.reader.offset_for_timestamp(91) is None
@@ -897,7 +960,7 @@ def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(dir
     log = open_log(directory, topic(index_interval_bytes=64))
     ends = [0]
     for first in range(0, 40, 4):
-        [appended] = log.append([numbered(first, 4, size=300)])
+        [appended] = log.append([numbered(first, 4, size=300)], log.last_epoch)
         assert isinstance(appended, Appended)
         ends.append(appended.end_offset)
     view = log.view
@@ -919,7 +982,7 @@ def test_bytes_are_counted_over_segments_and_no_further_than_what_is_visible(dir
 def test_bytes_are_counted_up_to_the_end_that_is_given_wherever_that_is(directory: LogDirectory, interval: int) -> None:
     log = open_log(directory, topic(index_interval_bytes=interval))
     for first in range(0, 40, 4):
-        log.append([numbered(first, 4, size=300)])
+        log.append([numbered(first, 4, size=300)], log.last_epoch)
     whole = log.view
     size = whole.size_bytes // 10
     assert len(whole.segments) > 2
@@ -942,7 +1005,7 @@ def test_who_waits_for_a_flush_under_way_starts_no_other(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log(directory)
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     syncs: list[int] = []
     begun, may_end = threading.Event(), threading.Event()
     real = directory.disk.sync
@@ -957,7 +1020,7 @@ def test_who_waits_for_a_flush_under_way_starts_no_other(
     first = threading.Thread(target=log.flush)
     first.start()
     assert begun.wait(30)
-    log.append([numbered(1)])  # not what the second one waits for
+    log.append([numbered(1)], log.last_epoch)  # not what the second one waits for
     second = threading.Thread(target=log.flush_to, args=(1,))
     second.start()
     second.join(0.1)
@@ -972,14 +1035,14 @@ def test_roll_at_the_end_of_a_flush_under_way_leaves_no_flushed_bytes_in_the_new
     directory: LogDirectory, disk: CountingDisk
 ) -> None:
     log = open_log(directory, topic(flush_messages=1000))
-    log.append([numbered(0, size=3000)])
+    log.append([numbered(0, size=3000)], log.last_epoch)
     full = log.view.size_bytes
     flushing = threading.Thread(target=log.flush)
     disk.may_sync.clear()
     flushing.start()
     try:
         assert disk.syncing.wait(WAIT_SECONDS)
-        log.append([numbered(1, size=3000)])
+        log.append([numbered(1, size=3000)], log.last_epoch)
     finally:
         disk.may_sync.set()
         flushing.join(WAIT_SECONDS)
@@ -1004,8 +1067,8 @@ def test_index_of_a_segment_that_rolls_while_a_checkpoint_waits_for_its_flush_is
         assert disk.syncing.wait(WAIT_SECONDS)
         saving.start()
         assert summed_up.wait(WAIT_SECONDS)
-        log.append([numbered(3, size=2000)])
-        log.append([numbered(4, size=3000)])
+        log.append([numbered(3, size=2000)], log.last_epoch)
+        log.append([numbered(4, size=3000)], log.last_epoch)
     finally:
         disk.may_sync.set()
         flushing.join(WAIT_SECONDS)

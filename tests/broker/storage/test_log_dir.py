@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from broker.replica.partition import Partition
+from broker.storage.checkpoint import seal
 from broker.storage.disk import Disk
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory, folder_name
@@ -33,6 +35,7 @@ from tests.broker.replica.partitions import open_partition
 from tests.broker.replica.test_staged_writes import PRODUCER, write
 from tests.broker.replica.test_staged_writes import batch as staged_batch
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
+from tests.crash.memory_disk import MemoryDisk
 from tests.threads import NoThreads
 from tests.waiting import waited_for
 
@@ -149,8 +152,8 @@ def test_log_made_in_the_place_of_another_begins_where_it_is_told_and_keeps_the_
     for start_offset in (70, 5):
         directory.replace_log(TOPIC_ID, 0, "t-0", start_offset)
         log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 3)
-        assert (log.start_offset, log.end_offset, log.leader_epoch) == (start_offset, start_offset, 3)
-        log.append([numbered(start_offset)])
+        assert (log.start_offset, log.end_offset, log.last_epoch) == (start_offset, start_offset, 3)
+        log.append([numbered(start_offset)], log.last_epoch)
         directory.close()
         directory = LogDirectory(tmp_path)
         assert read_all(directory.open_log(TOPIC_ID, 0, "t-0", topic(), 3)) == {start_offset: b"%020d" % start_offset}
@@ -185,7 +188,7 @@ def test_log_that_could_not_be_made_for_lack_of_space_is_made_at_the_next_try(tm
 def test_clean_stop_is_known_and_an_unclean_one_too(tmp_path: Path) -> None:
     for stopped_clean in (True, False, True, True):
         directory = LogDirectory(tmp_path)
-        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+        directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)], 0)
         directory.close(clean=stopped_clean)
         directory = LogDirectory(tmp_path)
         assert directory.was_clean is stopped_clean
@@ -209,7 +212,7 @@ def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
     other = bytes(16)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
     assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0) is log
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     directory.open_log(other, 12, "u-12", topic(), 0)
     (tmp_path / "something-else").mkdir()
     assert directory.existing() == [(other, 12), (TOPIC_ID, 0)]
@@ -219,7 +222,7 @@ def test_logs_are_found_again_and_removed_for_good(tmp_path: Path) -> None:
     assert held.length and len(held.read()) == held.length
     held.close()
     with pytest.raises(Closed):
-        log.append([numbered(1)])
+        log.append([numbered(1)], log.last_epoch)
     assert directory.existing() == [(other, 12)]
     assert directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).end_offset == 0
     directory.close()
@@ -245,7 +248,7 @@ def a_large_log_being_deleted(path: Path, disk: SlowUnlinks) -> LogDirectory:
     directory.start()
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
     for _ in range(5):
-        log.append([make_batch([os.urandom(5000)])])
+        log.append([make_batch([os.urandom(5000)])], log.last_epoch)
         log.flush()
     assert len(list((path / folder_name(TOPIC_ID, 0)).glob("*.log*"))) >= 5
     directory.remove_log(TOPIC_ID, 0)
@@ -304,7 +307,7 @@ def cut_off(log: Log, disk: SlowUnlinks) -> None:
 def a_log_of_segments(directory: LogDirectory) -> Log:
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
     for _ in range(5):
-        log.append([make_batch([os.urandom(5000)])])
+        log.append([make_batch([os.urandom(5000)])], log.last_epoch)
         log.flush()
     return log
 
@@ -355,7 +358,7 @@ def test_a_stop_amid_the_deletion_of_segments_waits_for_one_and_the_next_opening
     assert disk.began.wait(WAIT_SECONDS)
     disk.turns.release(100)
     waited_for(lambda: len(segment_names(log)) == 1)
-    log.append([make_batch([b"x"])])
+    log.append([make_batch([b"x"])], log.last_epoch)
     assert log.end_offset == end + 1
     directory.close()
 
@@ -433,7 +436,7 @@ def test_a_segment_that_may_not_be_unlinked_keeps_nothing_from_being_served(
     waited_for(lambda: disk.refused >= 3 or directory.failed is not None)
     other = directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0)
     for each in (log, other):
-        each.append([numbered(0)])
+        each.append([numbered(0)], each.last_epoch)
         each.flush()
     assert log.start_offset == cut_to
     log.delete_before(log.view.segments[-1].base_offset)
@@ -504,9 +507,9 @@ def test_what_stands_in_the_place_of_one_log_concerns_no_other(tmp_path: Path) -
     with pytest.raises(FileRefused, match=rf"cannot use a file of .*: opening the log for t-0: .*: {in_its_way}"):
         directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
     assert directory.failed is None
-    directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0).append([numbered(0)])
+    directory.open_log(TOPIC_ID, 1, "t-1", topic(), 0).append([numbered(0)], 0)
     in_its_way.unlink()
-    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)], 0)
     directory.close()
     assert LogDirectory(tmp_path).was_clean
 
@@ -537,7 +540,7 @@ def test_background_rolls_deletes_saves_and_forgets(tmp_path: Path) -> None:
     clock = ManualClock()
     directory = LogDirectory(tmp_path, clock=clock, check_interval_ms=5, producer_expiration_ms=1000)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_ms=1000, retention_ms=5000), 0)
-    log.append([numbered(0, producer=(7, 0, 0))])
+    log.append([numbered(0, producer=(7, 0, 0))], log.last_epoch)
     directory.start()
     rolled = threading.Event()
     log.on_flushed = lambda: rolled.set() if log.flushed_offset == 1 else None
@@ -591,7 +594,7 @@ def test_failure_is_reported_once_and_wakes_waiters(tmp_path: Path) -> None:
     assert woken.wait(WAIT_SECONDS)
     assert told == [first]
     with pytest.raises(StorageFailed, match="the disk is gone"):
-        log.append([numbered(0)])
+        log.append([numbered(0)], log.last_epoch)
     directory.close()
     assert not LogDirectory(tmp_path).was_clean
 
@@ -620,7 +623,7 @@ def test_a_directory_that_is_gone_or_another_is_out_of_service(
 ) -> None:
     directory = LogDirectory(tmp_path / "data")
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     lost: list[object] = []
     directory.on_lost = lambda *key: lost.append(key)
     directory.tidy()
@@ -654,7 +657,7 @@ def test_a_log_that_is_replaced_while_it_is_looked_for_is_not_lost(
     assert noted == [True]
     assert not lost
     assert not directory.note_if_missing(TOPIC_ID, 0)
-    [appended] = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)])
+    [appended] = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0).append([numbered(0)], 0)
     assert isinstance(appended, Appended) and appended.base_offset == 7
     directory.close()
     assert LogDirectory(tmp_path).was_clean
@@ -665,8 +668,8 @@ def test_a_segment_that_gets_its_name_while_it_is_looked_for_is_there(
 ) -> None:
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
-    log.append([numbered(0, size=5000)])
-    log.append([numbered(1, size=5000)])
+    log.append([numbered(0, size=5000)], log.last_epoch)
+    log.append([numbered(1, size=5000)], log.last_epoch)
     stands_at, looked = directory.disk.stands_at, list[str]()
 
     def named_meanwhile(fd: int, path: Path) -> bool:
@@ -687,7 +690,7 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
 ) -> None:
     directory = LogDirectory(tmp_path)
     log, other = (directory.open_log(TOPIC_ID, number, f"t-{number}", topic(), 0) for number in (0, 1))
-    log.append([numbered(0)])
+    log.append([numbered(0)], log.last_epoch)
     told = threading.Event()
     directory.on_failed = lambda error: told.set()
     directory.on_lost = lambda *key: told.set()
@@ -705,7 +708,7 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
     if is_removed:
         assert directory.failed is None
         assert directory.note_if_missing(TOPIC_ID, 0)
-        other.append([numbered(0)])
+        other.append([numbered(0)], other.last_epoch)
         other.checkpoint()
     else:
         assert "No such file or directory" in str(directory.failed)
@@ -715,7 +718,7 @@ def test_a_file_that_is_missing_ends_its_log_or_the_directory_if_that_was_not_re
 def rolled(partition: Partition) -> None:
     """Another segment was begun, and gets its name at the next flush."""
     for number in range(2):
-        partition.log.append([numbered(number, size=5000)])
+        partition.log.append([numbered(number, size=5000)], partition.log.last_epoch)
 
 
 def prepared(partition: Partition) -> None:
@@ -740,7 +743,7 @@ def stage_more(partition: Partition) -> None:
     ("before", "step"),
     [
         (rolled, lambda partition: partition.log.flush()),  # names the segment
-        (rolled, lambda partition: partition.log.append([numbered(2, size=5000)])),
+        (rolled, lambda partition: partition.log.append([numbered(2, size=5000)], partition.log.last_epoch)),
         (rolled, lambda partition: partition.log.delete_before(1)),
         (rolled, lambda partition: partition.log.truncate_to(1)),
         (rolled, lambda partition: partition.log.checkpoint()),
@@ -764,7 +767,7 @@ def test_a_folder_that_somebody_removed_takes_no_other_log_along(
     waited_for(lambda: not directory._doubted)
     assert directory.failed is None
     assert directory.note_if_missing(TOPIC_ID, 0)
-    other.append([numbered(0)])
+    other.append([numbered(0)], other.last_epoch)
     other.checkpoint()
     directory.close()
     assert not LogDirectory(tmp_path).was_clean
@@ -774,10 +777,188 @@ def test_a_segment_that_somebody_removed_is_no_obstacle_to_retention(tmp_path: P
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(segment_bytes=4096), 0)
     for number in range(3):
-        log.append([numbered(number, size=5000)])
+        log.append([numbered(number, size=5000)], log.last_epoch)
         log.flush()
     (log.directory / f"{0:020d}.log").unlink()
     assert log.delete_before(2) == 2
     assert directory.failed is None
     assert sorted(read_all(log)) == [2]
+    directory.close()
+
+
+# --- high watermarks -------------------------------------------------------------------------------------------------
+
+
+def replicated(directory: LogDirectory, partition: int, records: int, high_watermark: int) -> Log:
+    log = directory.open_log(TOPIC_ID, partition, f"t-{partition}", topic(), 0)
+    log.append([numbered(offset) for offset in range(log.end_offset, records)], 0)
+    log.high_watermark = high_watermark
+    return log
+
+
+def test_high_watermarks_are_saved_at_a_stop_and_at_most_the_end_counts(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    replicated(directory, 0, 5, 3)
+    replicated(directory, 1, 4, 4)
+    directory.open_log(TOPIC_ID, 2, "t-2", topic(), 0).append([numbered(0)], 0)  # a single copy
+    assert directory.saved_high_watermark(TOPIC_ID, 0) == 0
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    assert [directory.saved_high_watermark(TOPIC_ID, number) for number in range(4)] == [3, 4, 0, 0]
+    directory.open_log(TOPIC_ID, 1, "t-1", topic(), None).truncate_to(2)
+    assert [directory.saved_high_watermark(TOPIC_ID, number) for number in range(2)] == [3, 2]
+    directory.close()
+
+
+def test_high_watermarks_are_written_only_if_one_changed_and_those_of_unopened_logs_stay(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    replicated(directory, 0, 5, 3)
+    replicated(directory, 1, 5, 5)
+    directory.save_high_watermarks()
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    file = tmp_path / "high-watermarks"
+    number = file.stat().st_ino
+    log = replicated(directory, 0, 5, 3)
+    directory.save_high_watermarks()
+    assert file.stat().st_ino == number
+    log.high_watermark = 4
+    directory.save_high_watermarks()
+    assert file.stat().st_ino != number
+    directory.close(clean=False)
+    directory = LogDirectory(tmp_path)
+    assert [directory.saved_high_watermark(TOPIC_ID, number) for number in range(2)] == [4, 5]
+    directory.close()
+
+
+def test_a_thread_saves_high_watermarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.storage.log_dir._HIGH_WATERMARKS_SECONDS", 0.01)
+    directory = LogDirectory(tmp_path)
+    directory.start()
+    log = replicated(directory, 0, 5, 3)
+    for expected in (3, 5):
+        log.high_watermark = expected
+        waited_for(lambda: directory.saved_high_watermark(TOPIC_ID, 0) == expected)  # noqa: B023
+    waited_for(lambda: b": 5}" in (tmp_path / "high-watermarks").read_bytes())
+    directory.close(clean=False)
+
+
+def test_a_removed_log_leaves_no_high_watermark(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    replicated(directory, 0, 5, 3)
+    replicated(directory, 1, 5, 3)
+    directory.save_high_watermarks()
+    directory.remove_log(TOPIC_ID, 0)
+    directory.replace_log(TOPIC_ID, 1, "t-1", 0)
+    directory.trust_log(TOPIC_ID, 1)
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    assert [directory.saved_high_watermark(TOPIC_ID, number) for number in range(2)] == [0, 0]
+    directory.close()
+
+
+@pytest.mark.parametrize("data", [b"junk", seal({"x": "y"}), b""])
+def test_damaged_high_watermarks_are_unknown(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "high-watermarks").write_bytes(data)
+    directory = LogDirectory(tmp_path)
+    assert directory.saved_high_watermark(TOPIC_ID, 0) == 0
+    replicated(directory, 0, 5, 3)
+    directory.close()
+    directory = LogDirectory(tmp_path)
+    assert directory.saved_high_watermark(TOPIC_ID, 0) == 3
+    directory.close()
+
+
+def test_a_stop_while_high_watermarks_are_saved_leaves_old_or_new_ones() -> None:
+    disk = MemoryDisk()
+    directory = LogDirectory("/data", disk=disk)
+    log = replicated(directory, 0, 5, 3)
+    directory.save_high_watermarks()
+    images = disk.images()
+    log.high_watermark = 5
+    directory.save_high_watermarks()
+    assert images
+    for image in images:
+        for left in (image.after_kill(), *(image.after_power_cut(random.Random(seed), 0.5) for seed in range(4))):
+            again = LogDirectory("/data", disk=left)
+            assert again.saved_high_watermark(TOPIC_ID, 0) in (3, 5)
+            again.save_high_watermarks()
+    again = LogDirectory("/data", disk=disk.after_power_cut(random.Random(0), 0.0))
+    assert again.saved_high_watermark(TOPIC_ID, 0) == 5
+
+
+# --- lost writes -----------------------------------------------------------------------------------------------------
+
+
+def claimed(disk: MemoryDisk) -> LogDirectory:
+    directory = LogDirectory("/data", disk=disk)
+    directory.claim("c", 1)
+    directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    return directory
+
+
+def may_have_lost(disk: MemoryDisk) -> bool:
+    """What a start finds that is killed at once."""
+    return LogDirectory("/data", disk=disk.after_kill()).may_have_lost
+
+
+def test_new_directory_a_kill_and_a_clean_stop_have_lost_nothing() -> None:
+    disk = MemoryDisk()
+    directory = claimed(disk)
+    assert not directory.may_have_lost
+    assert not may_have_lost(disk)  # killed
+    directory.close()
+    disk.boot = "another"
+    assert not may_have_lost(disk)
+    directory = claimed(disk)
+    assert not directory.may_have_lost
+    assert not may_have_lost(disk)  # the new boot id counts from now on
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_machine_that_was_lost_may_have_lost_writes_until_that_is_settled(keep: float) -> None:
+    disk = MemoryDisk()
+    claimed(disk)
+    disk = disk.after_power_cut(random.Random(0), keep)
+    for clean in (False, True):  # over starts, also after a clean stop
+        directory = claimed(disk)
+        assert directory.may_have_lost
+        directory.close(clean)
+        assert claimed(disk.after_power_cut(random.Random(0), keep)).may_have_lost
+    directory = claimed(disk)
+    directory.settle_loss()
+    assert not directory.may_have_lost
+    assert not may_have_lost(disk)
+    assert claimed(disk.after_power_cut(random.Random(0), 1.0)).may_have_lost
+    directory.close()
+    assert not may_have_lost(disk)
+
+
+def test_boot_id_that_is_not_known_may_be_another() -> None:
+    disk = MemoryDisk()
+    claimed(disk)
+    data = disk.bytes_of(Path("/data/lock"))
+    whole = bytes(data)
+    assert whole == b"%-19d\n%-36s\n    \n" % (os.getpid(), b"boot")
+    assert not may_have_lost(disk)
+    for length in (0, 5, 20):
+        data[:] = whole[:length]
+        assert may_have_lost(disk)
+
+
+def test_stop_before_every_step_of_a_start_forgets_no_loss() -> None:
+    disk = MemoryDisk()
+    claimed(disk)
+    disk = disk.after_power_cut(random.Random(0), 1.0)
+    images = disk.images()
+    claimed(disk)
+    for image in images:
+        assert may_have_lost(image)
+        assert may_have_lost(image.after_power_cut(random.Random(1), 0.5))
+
+
+def test_lock_file_of_a_real_disk_has_the_boot_id(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path)
+    pid, boot_id, lost, _ = (tmp_path / "lock").read_text().split("\n")
+    assert (int(pid), boot_id, lost) == (os.getpid(), Disk().boot_id(), "    ")
     directory.close()

@@ -21,7 +21,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     directory = LogDirectory(tmp_path)
     log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
     for first in (0, COUNT):
-        log.append([numbered(first, COUNT)])
+        log.append([numbered(first, COUNT)], log.last_epoch)
     yield log
     directory.close()
 

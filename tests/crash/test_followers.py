@@ -1,0 +1,191 @@
+"""A follower's machine or process stops before every step of its copies, truncations and resets."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from broker.storage.epochs import EPOCHS_NAME
+from broker.storage.log import Appended, Log
+from kafkalog.errors import CorruptBatch, StorageFailed
+from kafkalog.format.batch import iter_batches
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.broker.storage.replicas import bytes_of, catch_up
+from tests.crash.memory_disk import MemoryDisk
+from tests.crash.workload import check_folder, open_directory, open_log
+
+
+def fill(log: Log, batches: int, producer: int) -> None:
+    """Append batches of a producer, whose values differ from those of the others."""
+    for _ in range(batches):
+        sent = producer, 0, next_sequence(log, producer)
+        log.append([numbered(producer * 10_000 + log.end_offset, 2, producer=sent)], log.last_epoch)
+
+
+def next_sequence(log: Log, producer: int) -> int:
+    known = log._producers._by_id.get(producer)
+    return 0 if known is None else known.next_sequence
+
+
+def open_follower(disk: MemoryDisk, *, is_there: bool = False) -> Log:
+    directory = open_directory(disk)
+    assert not is_there or directory.has_log(TOPIC_ID, 0)
+    return directory.open_log(TOPIC_ID, 0, "t-0", topic(), None)
+
+
+@functools.cache
+def leaders() -> list[Log]:
+    """Three leaders in turn: the second has lost the end of the first one's log, the third has a later start."""
+    found = []
+    for later in range(3):
+        log = open_log(open_directory(MemoryDisk()))
+        fill(log, 20, 0)
+        log.begin_epoch(1)
+        fill(log, 3, 0)
+        if later == 0:
+            log.begin_epoch(2)
+            log.begin_epoch(3)
+            fill(log, 15, 1)
+        else:
+            log.begin_epoch(4)
+            fill(log, 25, 2)
+        if later == 2:
+            log.begin_epoch(6)
+            fill(log, 30, 3)
+            log.delete_before(130)
+        found.append(log)
+    return found
+
+
+class Stopped(NamedTuple):
+    """The disk before a step; `leader`: number of the one that is followed; `synced`: end offset of the last flush."""
+
+    step: str
+    disk: MemoryDisk
+    leader: int
+    synced: int
+
+
+@functools.cache
+def stops() -> list[Stopped]:
+    found: list[Stopped] = []
+    disk = MemoryDisk()
+    for _ in follow(disk, found):
+        pass
+    return found
+
+
+def follow(disk: MemoryDisk, found: list[Stopped]) -> Iterator[Log]:
+    """Follow the leaders in turn."""
+    followed = synced = 0
+    disk.before = lambda step: found.append(Stopped(step, disk.after_kill(), followed, synced))
+    log = open_follower(disk)
+    for followed, leader in enumerate(leaders()):
+        if followed == 2:
+            synced = 0  # it goes on with nothing of before
+        elif followed:
+            synced = min(synced, 46)  # where the leaders diverge
+        catch_up(log, leader, leader.last_epoch)
+        yield log
+        log.flush()
+        synced = log.end_offset
+        log.checkpoint()
+
+
+def epochs_of(log: Log) -> dict[int, int]:
+    return dict(log._epochs.entries)
+
+
+def check(disk: MemoryDisk, stopped: Stopped, *, power_cut: bool) -> None:
+    """What is left is of one leader, batch by batch; and the replica follows the last leader to the end."""
+    log = open_follower(disk, is_there=stopped.leader > 0)
+    assert log.end_offset >= stopped.synced
+    offset = log.start_offset
+    while offset < log.end_offset:
+        try:
+            with log.reader.read(offset, 1 << 20) as part:
+                batches = list(iter_batches(memoryview(part.read())))
+        except CorruptBatch as error:
+            assert power_cut and offset >= stopped.synced
+            offset = error.facts["end_offset"]
+            continue
+        for header, data in batches:
+            whose = next(each for each in leaders() if header.leader_epoch in epochs_of(each))
+            if whose.start_offset <= header.base_offset:
+                with whose.reader.read(header.base_offset, 1) as same:
+                    assert same.read() == bytes(data)
+            offset = header.end_offset
+    check_folder(disk, log)
+    for leader in leaders()[stopped.leader :]:
+        catch_up(log, leader, leader.last_epoch)
+        found, theirs = read_all(log), read_all(leader)
+        damaged = {offset for offset, value in found.items() if value is None}
+        assert power_cut or not damaged
+        assert found == theirs | dict.fromkeys(damaged)
+        if not damaged:
+            assert bytes_of(log) == bytes_of(leader)
+    if damaged:
+        return
+    log.begin_epoch(9)
+    last = 3, 0, next_sequence(leaders()[2], 3) - 2
+    [again] = log.append([numbered(0, 2, producer=last)], 9)
+    assert isinstance(again, Appended) and again.end_offset == leaders()[2].end_offset
+
+
+def test_steps_are_of_every_kind() -> None:
+    kinds = {stopped.step for stopped in stops()}
+    assert {f"rename {EPOCHS_NAME}", "truncate", "rename reset", "unlink reset", "sync"} <= kinds
+    assert [name for name in kinds if name.endswith(".log") and name.startswith(("rename", "unlink"))]
+
+
+def test_kill_of_a_follower_before_every_step() -> None:
+    for stopped in stops():
+        check(stopped.disk.after_kill(), stopped, power_cut=False)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_power_cut_of_a_follower_before_every_step(keep: float) -> None:
+    for number, stopped in enumerate(stops()):
+        check(stopped.disk.after_power_cut(random.Random(number), keep), stopped, power_cut=True)
+
+
+def test_kill_of_a_follower_at_every_step_of_a_reset_that_a_start_finishes() -> None:
+    begun = next(stopped for stopped in stops() if stopped.step == f"unlink {EPOCHS_NAME}")
+    left = begun.disk.after_kill()
+    images = left.images()
+    open_follower(left)
+    assert len(images) > 8
+    for image in images:
+        check(image.after_kill(), begun, power_cut=False)
+        check(image.after_power_cut(random.Random(0), 0.5), begun, power_cut=True)
+
+
+def test_failed_step_of_a_follower_costs_nothing_flushed() -> None:
+    class Failing(MemoryDisk):
+        left = 0
+
+        def _step(self, name: str) -> None:
+            super()._step(name)
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    failed = 0
+    for number in range(0, len(stops()), 3):
+        disk = Failing()
+        disk.left = number + 1
+        seen: list[Stopped] = []
+        try:
+            for _ in follow(disk, seen):
+                pass
+        except StorageFailed:
+            failed += 1
+        disk.left = 0
+        check(disk.after_power_cut(random.Random(number), 0.0), seen[-1], power_cut=True)
+    assert failed > 20
