@@ -263,7 +263,7 @@ class Groups:
 
     def _topics(self) -> dict[str, Topic]:
         """All topics that this broker knows."""
-        return {name: Topic(topic.topic_id, len(topic.replicas)) for name, topic in self._metadata.topics.items()}
+        return {name: Topic(*each) for name, each in self._metadata.partition_counts.items()}
 
     def _with_topics_of(self, member: Member) -> dict[str, Topic]:
         """All topics as this broker knows them, but those to which a member subscribes as they are now: what is there

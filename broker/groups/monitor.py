@@ -33,7 +33,6 @@ from kafkalog.zk import members
 from kafkalog.zk.content import read_each
 from kafkalog.zk.groups import group_names
 from kafkalog.zk.members import CONSUMER, GroupState
-from kafkalog.zk.registry import TopicRecord
 
 log = get_logger(__name__)
 
@@ -96,7 +95,8 @@ class Monitor:
         self._stopping = threading.Event()
         self._looked_at = 0.0
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._noticed: dict[str, tuple[GroupState, Mapping[str, TopicRecord]]] = {}  # by group: what was compared last
+        # By group: what was compared last, the group's state and metadata.partition_counts.
+        self._noticed: dict[str, tuple[GroupState, Mapping[str, tuple[bytes, int]]]] = {}
         self._lapses, self._refreshes = _Turns(clock), _Turns(clock)
         self._failures: set[str] = set()  # of the last look, which are not logged again
         self._thread = threading.Thread(target=self._run, name="group-monitor", daemon=True)
@@ -190,11 +190,11 @@ class Monitor:
                 self._groups.lapse(group, late[group])
 
     def _notice_partitions(self, states: Mapping[str, GroupState]) -> None:
-        topics = self._metadata.topics
+        counts = self._metadata.partition_counts
         self._noticed = {
             group: before
             for group, before in self._noticed.items()
-            if before[0] is states.get(group) and before[1] is topics
+            if before[0] is states.get(group) and before[1] is counts
         }
         for group in self._refreshes.of(states.keys() - self._noticed.keys()):
             state = states[group]
@@ -208,4 +208,4 @@ class Monitor:
                         continue
                 except GroupTooLarge as error:
                     self._failures.add(str(error))  # again when something has changed
-                self._noticed[group] = state, topics
+                self._noticed[group] = state, counts

@@ -2,13 +2,25 @@
 
     /cluster                                        {cluster_id, created_us}: created by the first broker
     /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory,
-                                                    lock, where}; directory is the id of the broker's data directory
+                                                    lock, where, epoch, stopping}; directory is the id of the
+                                                    broker's data directory
+    /brokers/epochs/<id>                            {directory, where}: written in the same change that creates
+                                                    /brokers/ids/<id>; its version is the epoch of the registration. It
+                                                    is never deleted, because a znode that is made again begins with
+                                                    version 0
+    /controller                                     ephemeral: {broker_id, broker_epoch, epoch}: the elected controller,
+                                                    its registration, and the version of /controller_epoch
+    /controller_epoch                               the same, of the last controller; written in the change that creates
+                                                    /controller. Each write of a controller checks its version
     /brokers/topics/<topic>                         {topic_id, config, partitions: {p: [broker ids]}, created_us},
                                                     with deleted: true while its znodes are being removed
-    /brokers/topics/<topic>/<topic id>/<p>/state    {leader, leader_epoch, isr, directory}: created by the leader after
-                                                    it has opened the log; directory is the id of the data directory
-                                                    with the log. <topic id> is created and deleted with the topic, in
-                                                    one change. So a late write cannot change a new topic of the name
+    /brokers/topics/<topic>/<topic id>/<p>/state    {leader, leader_epoch, isr: [broker ids], eligible: [broker ids],
+                                                    directories: {broker id: directory}}: created by the first replica
+                                                    after it has opened the log; directories has the id of the data
+                                                    directory of each replica whose log was ever opened; leader is -1
+                                                    while nobody leads. <topic id> is created and deleted with the
+                                                    topic, in one change. So a late write cannot change a new topic of
+                                                    the name
     /admin/deleted_topics/<topic id>                {topic, brokers}: the brokers that may still have logs of the topic
     /consumers/<group>                              {generation, kind, assignor, number, incarnation, names: [topic],
                                                     topics: [[index of the name, topic id, partitions]], members:
@@ -37,18 +49,25 @@ DEFAULT_CHROOT = "/kafkalog"
 
 CLUSTER = "/cluster"
 BROKER_IDS = "/brokers/ids"
+BROKER_EPOCHS = "/brokers/epochs"
+CONTROLLER = "/controller"
+CONTROLLER_EPOCH = "/controller_epoch"
 TOPICS = "/brokers/topics"
 DELETED_TOPICS = "/admin/deleted_topics"
 CONSUMERS = "/consumers"
 TRANSACTIONS = "/transactions"
 _INCARNATION = "incarnation-"
 
-PERMANENT = (BROKER_IDS, TOPICS, DELETED_TOPICS, CONSUMERS, TRANSACTIONS)
+PERMANENT = (BROKER_IDS, BROKER_EPOCHS, TOPICS, DELETED_TOPICS, CONSUMERS, TRANSACTIONS)
 """Parents that every cluster has. A broker creates the missing ones when it connects."""
 
 
 def broker(broker_id: int) -> str:
     return f"{BROKER_IDS}/{broker_id}"
+
+
+def broker_epoch(broker_id: int) -> str:
+    return f"{BROKER_EPOCHS}/{broker_id}"
 
 
 def topic(name: str) -> str:
@@ -65,6 +84,16 @@ def partition(name: str, topic_id: bytes, number: int) -> str:
 
 def partition_state(name: str, topic_id: bytes, number: int) -> str:
     return f"{partition(name, topic_id, number)}/state"
+
+
+_STATE = re.compile(rf"^{TOPICS}/([^/]+)/([0-9a-f]{{32}})/([0-9]+)/state$")
+
+
+def partition_of_state(path: str) -> tuple[str, bytes, int] | None:
+    """The topic's name, the topic's id and the number of the partition whose state is at a path; None for another
+    path. The inverse of `partition_state`."""
+    found = _STATE.match(path)
+    return (found[1], bytes.fromhex(found[2]), int(found[3])) if found else None
 
 
 def deleted_topic(topic_id: bytes) -> str:

@@ -1,17 +1,18 @@
 """Brokers, topics, partition states and the cluster's id in ZooKeeper: the paper's registries.
 
-Each function is one read or one change. `broker/requests/topics.py` decides which broker hosts which partition.
-Contents are JSON objects with the fields of `paths.py`. Unknown fields of a newer broker are ignored.
+Each function is one read or one change. `broker/controller/` decides which broker hosts and leads which
+partition. Contents are JSON objects with the fields of `paths.py`. Unknown fields of a newer broker are ignored.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic, UnreadableZnode
+from kafkalog.errors import TopicExists, UnknownTopic, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, read_each, to_json
@@ -33,6 +34,9 @@ from kafkalog.zk.session import (
 log = get_logger(__name__)
 
 _TAKE_DOWN_ATTEMPTS = 20
+_MULTI_BYTES_MAX = 400_000
+"""Of the changes of states in one multi: ZooKeeper takes 1 MB, and a multi is written to its log in one piece."""
+_OPERATION_BYTES = 100  # of an operation, without its path and content: the chroot, versions, lengths, the ACL
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class BrokerRecord:
         directory: the id of its data directory. It identifies the broker, also after a move to another machine.
         lock: identifies its locked file in that directory, on its own machine and until the next boot.
         where: host and path of the directory, for people.
-        epoch: the czxid of its znode, which grows with every registration.
+        epoch: of its registration: the version of /brokers/epochs/<id>, which grows with each (KIP-903).
+        stopping: it is about to stop, and leads no partition that another in-sync replica can lead.
     """
 
     broker_id: int
@@ -56,23 +61,41 @@ class BrokerRecord:
     lock: str = ""
     where: str = ""
     epoch: int = 0
+    stopping: bool = False
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """The state of a partition: its leader, leader epoch and in-sync replicas.
+    """The state of a partition: who leads it, who has all its acknowledged records, and where the logs are.
 
     Attributes:
-        directory: the id of the data directory that has the leader's log. It is written after the log is opened, so a
-            log that is missing there has been lost.
+        leader: a broker id; -1: nobody leads.
+        leader_epoch: grows with each new leader.
+        isr: the in-sync set: the replicas that have every acknowledged record. Empty if the last one may have lost
+            some: then nobody leads.
+        eligible: replicas that left the in-sync set while it was smaller than min.insync.replicas. They have every
+            acknowledged record too, because the high watermark did not move since (KIP-966).
+        directories: by broker id, the id of the data directory of each replica whose log was ever opened. It is written
+            after the log is opened, so a log that is missing there has been lost.
         version: of the state's znode, for the next write.
     """
 
     leader: int
     leader_epoch: int
     isr: tuple[int, ...]
-    directory: str
+    eligible: tuple[int, ...] = ()
+    directories: Mapping[int, str] = field(default_factory=dict)
     version: int = 0
+
+    @classmethod
+    def only(cls, broker: int, directory: str, leader_epoch: int = 0, version: int = 0) -> PartitionState:
+        """The state of a partition whose only log is that of one broker."""
+        return cls(broker, leader_epoch, (broker,), (), {broker: directory}, version)
+
+    @property
+    def directory(self) -> str:
+        """The id of the data directory with the leader's log; empty if nobody leads, or the log was never opened."""
+        return self.directories.get(self.leader, "")
 
 
 @dataclass(frozen=True)
@@ -124,31 +147,63 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
     Returns:
         None if the broker was registered; else the other live broker with this id.
     """
+    path, epoch_path = paths.broker(broker.broker_id), paths.broker_epoch(broker.broker_id)
     while True:
-        try:
-            session.create(paths.broker(broker.broker_id), _broker_content(broker), ephemeral=True)
-            return None
-        except NodeExists:
-            pass
+        epoch = _broker_epoch(session, broker.broker_id)  # first: a registration after this is noticed by the write
         found = _registered(session, broker.broker_id)
-        if found is None:
-            continue
-        other, stat = found
-        if _is_another(other, broker):
-            return other
+        if found is not None and is_another(found[0], broker):
+            return found[0]
+        operations: list[Operation]
+        if found is not None and found[1].ephemeralOwner == session.session_id:
+            operations = [Set(path, _broker_content(replace(broker, epoch=found[0].epoch)), found[1].version)]
+        else:
+            operations = [Delete(path, found[1].version)] if found is not None else []
+            operations += [
+                Set(epoch_path, to_json({"directory": broker.directory, "where": broker.where}), epoch),
+                Create(path, _broker_content(replace(broker, epoch=epoch + 1)), ephemeral=True),
+            ]
         try:
-            if stat.ephemeralOwner == session.session_id:
-                session.set(paths.broker(broker.broker_id), _broker_content(broker), stat.version)
-                return None
-            session.delete(paths.broker(broker.broker_id), stat.version)
-        except (NoNode, BadVersion):
+            session.multi(operations)
+            return None
+        except NoNode:
+            session.ensure([paths.BROKER_IDS])
+        except (NodeExists, BadVersion):
             continue
+
+
+def raise_broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> None:
+    """End all registrations of a broker until now: no late write lets one of them join an in-sync set. If this session
+    has registered it, it is registered with the next epoch at the same moment."""
+    content = to_json({"directory": broker.directory, "where": broker.where})
+    while True:
+        epoch = _broker_epoch(session, broker.broker_id)
+        operations: list[Operation] = [Set(paths.broker_epoch(broker.broker_id), content, epoch)]
+        found = _registered(session, broker.broker_id)
+        if found is not None and found[1].ephemeralOwner == session.session_id:
+            renewed = _broker_content(replace(broker, epoch=epoch + 1))
+            operations.append(Set(paths.broker(broker.broker_id), renewed, found[1].version))
+        try:
+            session.multi(operations)
+            return
+        except (BadVersion, NoNode):
+            continue
+
+
+def _broker_epoch(session: ZooKeeperSession, broker_id: int) -> int:
+    """The version of the znode of a broker's epoch, which is created if it is missing."""
+    path = paths.broker_epoch(broker_id)
+    while True:
+        stat = session.exists(path)
+        if stat is not None:
+            return int(stat.version)
+        with suppress(NodeExists):
+            session.create(path)
 
 
 def other_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
     """The registered broker with this broker's id, unless it is this broker or a dead run of it; else None."""
     found = _registered(session, broker.broker_id)
-    return found[0] if found is not None and _is_another(found[0], broker) else None
+    return found[0] if found is not None and is_another(found[0], broker) else None
 
 
 def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
@@ -164,7 +219,7 @@ def withdraw_broker(session: ZooKeeperSession, broker: BrokerRecord) -> None:
             continue
 
 
-def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
+def is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
     """Whether a registration may belong to another live process.
 
     It does not if directory and lock are the same: only one process can hold the lock, and `broker` holds it. The
@@ -174,7 +229,7 @@ def _is_another(registered: BrokerRecord, broker: BrokerRecord) -> bool:
 
 
 def _broker_content(broker: BrokerRecord) -> bytes:
-    return to_json({name: value for name, value in vars(broker).items() if name not in ("broker_id", "epoch")})
+    return to_json({name: value for name, value in vars(broker).items() if name != "broker_id"})
 
 
 def _registered(session: ZooKeeperSession, broker_id: int) -> tuple[BrokerRecord, Any] | None:
@@ -182,7 +237,7 @@ def _registered(session: ZooKeeperSession, broker_id: int) -> tuple[BrokerRecord
         content, stat = session.get(paths.broker(broker_id))
     except NoNode:
         return None
-    return _broker_record(broker_id, content, stat), stat
+    return _broker_record(broker_id, content), stat
 
 
 def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[int, BrokerRecord]:
@@ -190,8 +245,8 @@ def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[
     found = {}
     for name in session.children(paths.BROKER_IDS, watch):
         try:
-            content, stat = session.get(paths.broker(int(name)), watch)
-            found[int(name)] = _broker_record(int(name), content, stat)
+            content, _ = session.get(paths.broker(int(name)), watch)
+            found[int(name)] = _broker_record(int(name), content)
         except NoNode:
             continue
         except (ValueError, UnreadableZnode) as error:  # not a broker's, or a newer version's; use the others
@@ -199,7 +254,7 @@ def live_brokers(session: ZooKeeperSession, watch: Watch | None = None) -> dict[
     return dict(sorted(found.items()))
 
 
-def _broker_record(broker_id: int, content: bytes, stat: Any) -> BrokerRecord:
+def _broker_record(broker_id: int, content: bytes) -> BrokerRecord:
     with fields_of(paths.broker(broker_id), content) as fields:
         return BrokerRecord(
             broker_id=broker_id,
@@ -211,7 +266,8 @@ def _broker_record(broker_id: int, content: bytes, stat: Any) -> BrokerRecord:
             directory=fields.get("directory", ""),
             lock=fields.get("lock", ""),
             where=fields.get("where", ""),
-            epoch=stat.czxid,
+            epoch=int(fields["epoch"]),
+            stopping=bool(fields.get("stopping")),
         )
 
 
@@ -273,7 +329,8 @@ def _read_state(path: str, content: bytes, stat: Any) -> PartitionState:
             leader=fields["leader"],
             leader_epoch=fields["leader_epoch"],
             isr=tuple(fields["isr"]),
-            directory=fields["directory"],
+            eligible=tuple(fields["eligible"]),
+            directories={int(broker): str(directory) for broker, directory in fields["directories"].items()},
             version=stat.version,
         )
 
@@ -445,48 +502,180 @@ def logs_removed(session: ZooKeeperSession, topic_id: bytes, broker_id: int) -> 
 # --- partition states ------------------------------------------------------------------------------------------------
 
 
+class StateChange(NamedTuple):
+    """A partition's state before and after a change.
+
+    Attributes:
+        before: as it was read; None: there was none, and it is created.
+        checks: of other znodes, which must have these versions; see `registration_check`.
+    """
+
+    topic: TopicRecord
+    number: int
+    before: PartitionState | None
+    after: PartitionState
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def path(self) -> str:
+        return paths.partition_state(self.topic.name, self.topic.topic_id, self.number)
+
+
+def registration_check(broker_id: int, epoch: int) -> Check:
+    """The check that a broker has not registered again since the registration of an epoch (rule 9 of
+    docs/REPLICATION.md)."""
+    return Check(paths.broker_epoch(broker_id), epoch)
+
+
+def change_states(
+    session: ZooKeeperSession, changes: Sequence[StateChange], fence: Check | None = None
+) -> dict[tuple[bytes, int], PartitionState]:
+    """Make changes of partition states, each as a compare-and-set, many in one request. One that is refused, because
+    its state has changed or its checks do not hold, leaves the others alone.
+
+    Args:
+        fence: a check for all of them.
+
+    Returns:
+        By topic id and number, the state that was written, or the current one if the change was refused. Partitions
+        whose topic was deleted meanwhile are left out.
+
+    Raises:
+        BadVersion: the fence does not hold any more. Changes may have been made while it did.
+    """
+    current: dict[tuple[bytes, int], PartitionState] = {}
+    for chunk in _chunks(_with_parents(session, changes)):
+        current |= _change_chunk(session, chunk, fence)
+    return current
+
+
+def _with_parents(session: ZooKeeperSession, changes: Sequence[StateChange]) -> list[StateChange]:
+    """Create the znodes that new states need. Returns the changes without those of deleted topics."""
+    new: dict[bytes, list[StateChange]] = {}
+    for change in changes:
+        if change.before is None:
+            new.setdefault(change.topic.topic_id, []).append(change)
+    deleted = set()
+    for topic_id, of_topic in new.items():
+        topic = of_topic[0].topic
+        while True:
+            try:
+                _make_all(session, [paths.partition(topic.name, topic_id, change.number) for change in of_topic])
+                break
+            except NoNode:
+                if not _restore_id(session, topic):
+                    deleted.add(topic_id)
+                    break
+    return [change for change in changes if change.topic.topic_id not in deleted]
+
+
+def _chunks(changes: Sequence[StateChange]) -> Iterator[list[StateChange]]:
+    """The changes in as few multis as they may be in."""
+    chunk: list[StateChange] = []
+    operations = size = 0
+    for change in changes:
+        adds = len(change.path) + len(_state_content(change.after)) + _OPERATION_BYTES * (1 + len(change.checks))
+        if chunk and (operations + 2 + len(change.checks) > MULTI_MAX or size + adds > _MULTI_BYTES_MAX):
+            yield chunk
+            chunk, operations, size = [], 0, 0
+        chunk.append(change)
+        operations += 1 + len(change.checks)
+        size += adds
+    if chunk:
+        yield chunk
+
+
+def _change_chunk(
+    session: ZooKeeperSession, changes: list[StateChange], fence: Check | None
+) -> dict[tuple[bytes, int], PartitionState]:
+    written: list[StateChange] = []
+    left = changes
+    while left and not written:
+        try:
+            session.multi(_operations(left, fence))
+            written = left
+        except (NodeExists, BadVersion, NoNode):
+            if fence is not None and not _hold(session, [fence]):
+                raise BadVersion from None
+            possible = _possible(session, left)
+            if len(possible) == len(left):  # they changed to and fro meanwhile, or a znode above one is missing
+                written = [change for change in left if _try(session, change, fence)]
+                if fence is not None and not _hold(session, [fence]):
+                    raise BadVersion from None
+                break
+            left = possible
+    current = {
+        (change.topic.topic_id, change.number): replace(
+            change.after, version=0 if change.before is None else change.before.version + 1
+        )
+        for change in written
+    }
+    refused = [change for change in changes if (change.topic.topic_id, change.number) not in current]
+    for change, found in zip(refused, session.get_many([change.path for change in refused]), strict=True):
+        if found is not None:
+            current[change.topic.topic_id, change.number] = _read_state(change.path, *found)
+    return current
+
+
+def _operations(changes: Sequence[StateChange], fence: Check | None) -> list[Operation]:
+    operations: list[Operation] = [] if fence is None else [fence]
+    operations += dict.fromkeys(check for change in changes for check in change.checks)
+    for change in changes:
+        content = _state_content(change.after)
+        if change.before is None:
+            operations.append(Create(change.path, content))
+        else:
+            operations.append(Set(change.path, content, change.before.version))
+    return operations
+
+
+def _possible(session: ZooKeeperSession, changes: Sequence[StateChange]) -> list[StateChange]:
+    """Those changes of which nothing was changed meanwhile."""
+    stats = session.stats([change.path for change in changes])
+    checks = list(dict.fromkeys(check for change in changes for check in change.checks))
+    held = {check for check in checks if _hold(session, [check])}
+    return [
+        change
+        for change, stat in zip(changes, stats, strict=True)
+        if (None if stat is None else stat.version) == (None if change.before is None else change.before.version)
+        and held.issuperset(change.checks)
+    ]
+
+
+def _hold(session: ZooKeeperSession, checks: Sequence[Check]) -> bool:
+    stats = session.stats([check.path for check in checks])
+    return all(stat is not None and stat.version == check.version for check, stat in zip(checks, stats, strict=True))
+
+
+def _try(session: ZooKeeperSession, change: StateChange, fence: Check | None) -> bool:
+    try:
+        session.multi(_operations([change], fence))
+        return True
+    except (NodeExists, BadVersion, NoNode):
+        return False
+
+
 def write_states(
     session: ZooKeeperSession, topic: TopicRecord, states: Mapping[int, PartitionState]
 ) -> dict[int, PartitionState]:
-    """Write partition states, each as a compare-and-set. A state that `topic` does not have is created; another is
-    replaced if it still has the version in `topic`.
+    """Write states of a topic's partitions, as `change_states`. A state that `topic` does not have is created; another
+    is replaced if it still has the version in `topic`. Returns the current states by number."""
+    changes = [StateChange(topic, number, topic.states.get(number), states[number]) for number in sorted(states)]
+    return {number: state for (_, number), state in change_states(session, changes).items()}
 
-    Returns:
-        The current states, with their versions. If another broker was faster, its state is returned. Partitions whose
-        topic was deleted meanwhile are left out.
-    """
-    numbers = sorted(states)
-    written: dict[int, PartitionState] = {}
-    new = [number for number in numbers if number not in topic.states]
-    while True:
+
+def read_states(
+    session: ZooKeeperSession, wanted: Sequence[str], watch: Watch | None = None
+) -> dict[str, PartitionState | UnreadableZnode | None]:
+    """The partition states at these paths, requested at once; None for one that does not exist. One that cannot be read
+    hides no other. `watch` is called when any of these changes, also when a missing one is created."""
+    states: dict[str, PartitionState | UnreadableZnode | None] = {}
+    for path, found in zip(wanted, session.get_many(wanted, watch), strict=True):
         try:
-            _make_all(session, [paths.partition(topic.name, topic.topic_id, number) for number in new])
-            break
-        except NoNode:
-            if not _restore_id(session, topic):
-                return {}
-    for start in range(0, len(numbers), MULTI_MAX):
-        chunk = numbers[start : start + MULTI_MAX]
-        wanted = [paths.partition_state(topic.name, topic.topic_id, number) for number in chunk]
-        operations: list[Operation] = []
-        for number, path in zip(chunk, wanted, strict=True):
-            content = _state_content(states[number])
-            if number in topic.states:
-                operations.append(Set(path, content, topic.states[number].version))
-            else:
-                operations.append(Create(path, content))
-        try:
-            session.multi(operations)
-        except (NodeExists, BadVersion, NoNode):
-            for operation in operations:
-                try:
-                    session.multi([operation])
-                except (NodeExists, BadVersion, NoNode):
-                    continue
-        for number, path, found in zip(chunk, wanted, session.get_many(wanted), strict=True):
-            if found is not None:
-                written[number] = _read_state(path, *found)
-    return written
+            states[path] = None if found is None else _read_state(path, *found)
+        except UnreadableZnode as error:
+            states[path] = error
+    return states
 
 
 def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
@@ -507,24 +696,3 @@ def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
 
 def _state_content(state: PartitionState) -> bytes:
     return to_json({name: value for name, value in vars(state).items() if name != "version"})
-
-
-def place_partitions(brokers: Iterable[int], hosted: Mapping[int, int], count: int) -> list[tuple[int, ...]]:
-    """Choose brokers for new partitions: round robin over the live brokers, starting with the one that hosts fewest
-    partitions.
-
-    Args:
-        brokers: ids of the live brokers.
-        hosted: number of partitions by broker id.
-        count: number of partitions to place.
-
-    Returns:
-        The replicas of each new partition.
-
-    Raises:
-        NoBrokers: there is no live broker.
-    """
-    order = sorted(brokers, key=lambda broker: (hosted.get(broker, 0), broker))
-    if not order:
-        raise NoBrokers()
-    return [(order[number % len(order)],) for number in range(count)]

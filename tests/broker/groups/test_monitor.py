@@ -386,6 +386,33 @@ def test_a_look_reads_leases_and_what_has_changed(
     assert live(side) == live(side, "h") == []
 
 
+def test_a_change_of_leaders_has_no_group_looked_at(
+    side: Side, clock: ManualClock, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover changes the states of hundreds of partitions, one after the other."""
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    monitor.look()
+    monitor.look()
+    compared: list[object] = []
+    is_current = side.groups.is_current
+
+    def counted(*given: Any) -> bool:
+        compared.append(given)
+        return is_current(*given)
+
+    monkeypatch.setattr(side.groups, "is_current", counted)
+    topic = side.metadata.topic("t")
+    registry.write_states(side.session, topic, {0: registry.PartitionState.only(5, "disk-5")})
+    side.learn()
+    assert side.metadata.leader_id(side.metadata.topic("t"), 0) == 5
+    monitor.look()
+    assert compared == []
+    side.grow("t", 2)
+    monitor.look()
+    assert compared != []
+
+
 def test_a_deleted_group_is_forgotten(new_side: Callable[[], Side], clock: ManualClock) -> None:
     side, other = new_side(), new_side()
     monitor = monitor_of(side, clock)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafkalog.errors import NoBrokers, TopicExists, UnknownTopic
+from kafkalog.errors import TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
@@ -43,10 +43,38 @@ def test_a_broker_is_listed_while_its_session_lasts(
     assert registry.register_broker(other, replace(one, grpc_port=20)) is None  # again, by the same session
     assert changed.wait(30)
     changed.clear()
-    assert registry.live_brokers(cluster, lambda _: changed.set())[1].grpc_port == 20
+    renewed = registry.live_brokers(cluster, lambda _: changed.set())[1]
+    assert (renewed.grpc_port, renewed.epoch) == (20, listed.epoch)
     other.close()
     assert changed.wait(30)
     assert registry.live_brokers(cluster) == {}
+
+
+def test_the_epoch_of_a_registration_is_the_version_of_a_znode_that_stays(
+    cluster: ZooKeeperSession, new_session: Callable[[], ZooKeeperSession]
+) -> None:
+    record = BrokerRecord(1, "host", 10, 11, directory="one", lock="boot:8:77")
+    epochs = []
+    for ends in ("it stops", "it is killed", "it is still there"):
+        session = new_session()
+        assert registry.register_broker(session, record) is None
+        epochs.append(registry.live_brokers(cluster)[1].epoch)
+        assert cluster.get(paths.broker_epoch(1))[1].version == epochs[-1]
+        if ends == "it stops":
+            session.close()
+    assert epochs == [1, 2, 3]
+    registry.raise_broker_epoch(cluster, record)
+    assert cluster.get(paths.broker_epoch(1))[1].version == 4
+    other = BrokerRecord(2, "host", 10, 11, directory="two")
+    registry.raise_broker_epoch(cluster, other)
+    registry.register_broker(cluster, other)
+    assert registry.live_brokers(cluster)[2].epoch == 2
+
+
+def test_a_broker_registers_though_the_list_of_brokers_is_missing(cluster: ZooKeeperSession) -> None:
+    cluster.delete(paths.BROKER_IDS)
+    assert registry.register_broker(cluster, BrokerRecord(1, "host", 10, 11)) is None
+    assert set(registry.live_brokers(cluster)) == {1}
 
 
 @pytest.mark.parametrize(
@@ -113,26 +141,38 @@ def test_a_change_over_an_old_version_is_not_made(cluster: ZooKeeperSession) -> 
 
 def test_states_are_made_once_and_replaced_at_their_version_only(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    first = {number: PartitionState(0, 0, (0,), "disk-0") for number in (0, 2)}
+    first = {number: PartitionState.only(0, "disk-0") for number in (0, 2)}
     assert registry.write_states(cluster, A_TOPIC, first) == first
     late = registry.write_states(
-        cluster, A_TOPIC, {0: PartitionState(9, 9, (9,), "disk-9"), 1: PartitionState(1, 0, (1,), "disk-1")}
+        cluster, A_TOPIC, {0: PartitionState.only(9, "disk-9", 9), 1: PartitionState.only(1, "disk-1")}
     )
-    assert late == {0: first[0], 1: PartitionState(1, 0, (1,), "disk-1")}  # 0 was there already
+    assert late == {0: first[0], 1: PartitionState.only(1, "disk-1")}  # 0 was there already
     topic = registry.read_topic(cluster, "t")
     assert topic is not None
     assert set(topic.states) == {0, 1, 2}
-    raised = registry.write_states(cluster, topic, {0: PartitionState(0, 1, (0,), "disk-0")})
-    assert raised == {0: PartitionState(0, 1, (0,), "disk-0", version=1)}
+    raised = registry.write_states(cluster, topic, {0: PartitionState.only(0, "disk-0", 1)})
+    assert raised == {0: PartitionState.only(0, "disk-0", 1, version=1)}
     assert (
-        registry.write_states(cluster, topic, {0: PartitionState(0, 5, (0,), "disk-0")}) == raised
+        registry.write_states(cluster, topic, {0: PartitionState.only(0, "disk-0", 5)}) == raised
     )  # topic.states is old
+
+
+def test_a_state_of_several_replicas_is_read_back_as_it_was_written(cluster: ZooKeeperSession) -> None:
+    registry.create_topic(cluster, A_TOPIC)
+    led = PartitionState(2, 7, (2, 0), (1,), {2: "disk-2", 0: "disk-0", 1: "disk-1"})
+    without_leader = PartitionState(-1, 3, (12,), (), {12: "disk-12"})
+    states = {0: led, 1: without_leader}
+    assert registry.write_states(cluster, A_TOPIC, states) == states
+    topic = registry.read_topic(cluster, "t")
+    assert topic is not None
+    assert topic.states == states
+    assert (led.directory, without_leader.directory) == ("disk-2", "")
 
 
 def test_many_partitions_take_few_round_trips(cluster: ZooKeeperSession) -> None:
     topic = replace(A_TOPIC, replicas=[(0,)] * 1100)
     registry.create_topic(cluster, topic)
-    states = {number: PartitionState(0, 0, (0,), "disk-0") for number in range(1100)}
+    states = {number: PartitionState.only(0, "disk-0") for number in range(1100)}
     assert registry.write_states(cluster, topic, states) == states
     registry.delete_topic(cluster, "t")
     assert cluster.children(paths.TOPICS) == []
@@ -145,7 +185,7 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
     other = new_session()
     for change in (
         lambda: registry.update_topic(cluster, A_TOPIC),
-        lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,), "disk-1")}),
+        lambda: registry.write_states(cluster, A_TOPIC, {1: PartitionState.only(1, "disk-1")}),
         lambda: cluster.set(paths.partition_state("t", A_TOPIC.topic_id, 1), b'{"isr":[],"leader":1,"leader_epoch":3}'),
     ):
         changed = threading.Event()
@@ -160,7 +200,7 @@ def test_a_watch_on_a_topic_tells_of_its_content_and_of_every_state(
 
 def test_a_deleted_topic_leaves_a_note_for_each_broker_that_held_it(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState.only(0, "disk-0")})
     assert registry.delete_topic(cluster, "t") == A_TOPIC.topic_id
     assert registry.topic_names(cluster) == []
     assert registry.deleted_topics(cluster) == {A_TOPIC.topic_id}
@@ -178,7 +218,7 @@ def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
     cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
+    registry.write_states(cluster, A_TOPIC, {0: PartitionState.only(0, "disk-0")})
     monkeypatch.setattr(registry, "_take_down", lambda *_: None)
     registry.delete_topic(cluster, "t")
     monkeypatch.undo()
@@ -195,11 +235,11 @@ def test_a_deletion_that_broke_off_is_finished_by_whoever_makes_the_topic_again(
 
 def test_states_of_a_topic_deleted_meanwhile_are_not_written(cluster: ZooKeeperSession) -> None:
     registry.create_topic(cluster, A_TOPIC)
-    known = registry.write_states(cluster, A_TOPIC, {0: PartitionState(0, 0, (0,), "disk-0")})
+    known = registry.write_states(cluster, A_TOPIC, {0: PartitionState.only(0, "disk-0")})
     registry.delete_topic(cluster, "t")
-    assert registry.write_states(cluster, A_TOPIC, {1: PartitionState(1, 0, (1,), "disk-1")}) == {}
+    assert registry.write_states(cluster, A_TOPIC, {1: PartitionState.only(1, "disk-1")}) == {}
     seen = replace(A_TOPIC, states=known)
-    assert registry.write_states(cluster, seen, {0: PartitionState(0, 1, (0,), "disk-0")}) == {}
+    assert registry.write_states(cluster, seen, {0: PartitionState.only(0, "disk-0", 1)}) == {}
     assert registry.topic_names(cluster) == []
 
 
@@ -219,7 +259,7 @@ def test_a_state_written_while_its_topic_is_taken_down_goes_too(
     assert registry.topic_names(cluster) == []
 
 
-A_STATE = PartitionState(0, 0, (0,), "disk-0")
+A_STATE = PartitionState.only(0, "disk-0")
 MADE_ANEW = replace(A_TOPIC, topic_id=b"another id......")
 
 
@@ -420,7 +460,7 @@ def test_partitions_that_another_makes_meanwhile_keep_the_rest_from_nothing(
 ) -> None:
     other = new_session()
     registry.create_topic(cluster, A_TOPIC)
-    theirs = dict.fromkeys(made_by_another, PartitionState(9, 0, (9,), "disk-9"))
+    theirs = dict.fromkeys(made_by_another, PartitionState.only(9, "disk-9"))
     amid(monkeypatch, cluster, "get_many", lambda: registry.write_states(other, A_TOPIC, theirs))
     ours = dict.fromkeys(range(3), A_STATE)
     assert registry.write_states(cluster, A_TOPIC, ours) == ours | theirs
@@ -466,7 +506,8 @@ def test_a_broker_that_registers_anew_meanwhile_keeps_its_registration(
     def register_anew() -> None:
         other.delete(paths.broker(1))
         assert registry.register_broker(other, anew) is None
-        other.set(paths.broker(1), registry._broker_content(anew))
+        if leaves:
+            other.set(paths.broker(1), registry._broker_content(anew))
 
     amid(monkeypatch, mine, "get", register_anew)
     if leaves:
@@ -476,11 +517,3 @@ def test_a_broker_that_registers_anew_meanwhile_keeps_its_registration(
         assert found is not None
         assert found.lock == anew.lock
     assert registry.live_brokers(cluster)[1].lock == anew.lock
-
-
-def test_partitions_go_round_robin_beginning_with_whoever_has_fewest() -> None:
-    assert registry.place_partitions([2, 0, 1], {}, 4) == [(0,), (1,), (2,), (0,)]
-    assert registry.place_partitions([0, 1, 2], {0: 5, 1: 2, 2: 3}, 4) == [(1,), (2,), (0,), (1,)]
-    assert registry.place_partitions([0], {}, 0) == []
-    with pytest.raises(NoBrokers):
-        registry.place_partitions([], {}, 1)
