@@ -139,19 +139,29 @@ def decode_set(data: bytes | memoryview, commit_uuid: bytes) -> PreparedSet:
     return PreparedSet(name, producer_id, batch_id, commit_uuid, version, parts)
 
 
-def scan_file(read: Read, size: int) -> Iterator[Frame]:
-    """Every good frame of a file, in order. Raises UnreadableFile."""
+def scan_file(read: Read, size: int, from_position: int = 0, *, is_growing: bool = False) -> Iterator[Frame]:
+    """Every good frame of a file, in order.
+
+    Args:
+        from_position: begin with the frame that begins there; 0: with the first.
+        is_growing: end before a frame whose end has not come yet.
+
+    Raises:
+        UnreadableFile.
+    """
     if size < FILE_START.size:
         return  # stopped before its first frame
     salt = salt_of(read(0, FILE_START.size))
     if salt is None:
         raise UnreadableFile("its first 16 bytes are damaged, or of a newer version")
     salted = _salted(salt)
-    position = FILE_START.size
+    position = max(from_position, FILE_START.size)
     while (found := _next_frame(read, position, size, salted)) is not None:
         at, (_, kind, length, number, uuid, staged_us, crc, _) = found
         start = at + FRAME_SIZE
         if start + length > size:
+            if is_growing:
+                return
             position = at + _ALIGNMENT  # cut short, or damaged all the same: nothing behind it is inside it
             continue
         data = read(start, length)

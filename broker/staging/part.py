@@ -35,6 +35,9 @@ class StagedFile:
         live: how many needed batches and prepared sets are in it.
         drops: numbers of the files with the sets whose drop is recorded in this one: without this file, a start would
             take those sets for prepared.
+        begin: how many bytes had been staged here when it was made (`Staging.staged_end`); -1: it was made by an
+            earlier process, or by another broker.
+        replayed: of a copy, the frames before it were replayed.
     """
 
     def __init__(self, disk: Disk, folder: Path, number: int, salt: int) -> None:
@@ -42,12 +45,22 @@ class StagedFile:
         self.path = staged_path(folder, number)
         self.number = number
         self.salt = salt
-        self.size = self.synced = self.live = 0
+        self.size = self.synced = self.live = self.replayed = 0
+        self.begin = -1
         self.drops: set[int] = set()
         self._file: SharedFile | None = None
+        self._is_writable = False
 
     def create(self) -> None:
         self._file = SharedFile(self._disk, self._disk.create(self.path))
+        self._is_writable = True
+
+    def open_for_append(self) -> None:
+        """Go on with a copy that an earlier process made."""
+        if not self._is_writable:
+            self.close()
+            self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
+            self._is_writable = True
 
     def share(self) -> SharedFile:
         """The open file, to be released by the caller."""
@@ -67,7 +80,7 @@ class StagedFile:
         return position
 
     def close(self) -> None:
-        file, self._file = self._file, None
+        file, self._file, self._is_writable = self._file, None, False
         if file is not None:
             file.release()
 

@@ -9,6 +9,12 @@ parts of its batch prepared as one set (`prepare`). From the ack on they are dur
 restart they may be there again, and are forgotten again. Ages are by the monotonic clock, counted from the restart, so
 a jump of the wall clock has no effect.
 
+Files are numbered by the leader epoch in which they were made, and within it. Only the leader of that epoch writes to
+them, and only at the end, so the copies of two replicas can differ in nothing but their length. A follower copies the
+bytes of the files that its leader has (`copy`), and removes those that its leader has no more (`keep_only`); it decides
+nothing itself. What was acknowledged is whole in every copy of the in-sync set; the rest of a copy is garbage, and is
+forgotten as after a restart.
+
 A file is closed at 64 MiB and removed once nothing in it is needed, as is the active file when it has `_WASTE_MAX`
 bytes of which none is needed. After a restart existing files are not appended to. A start reads all files: a part
 counts up to its first missing or damaged batch, and a set with an incomplete part is lost.
@@ -44,6 +50,7 @@ from broker.staging.format import (
     encode_set,
     file_start,
     frame,
+    salt_of,
     scan_file,
 )
 from broker.staging.part import (
@@ -60,7 +67,7 @@ from broker.staging.part import (
 from broker.storage.disk import Buffer, TruncateFailed, is_missing, is_of_a_name, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.flusher import FlushTask
-from broker.storage.segment import base_offset_of
+from broker.storage.segment import FileSlice, base_offset_of
 from broker.storage.services import Services
 from kafkalog.errors import Closed, DiskFull, FileRefused, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.events import get_logger
@@ -73,6 +80,8 @@ STAGING = "staging"
 COMPLETE = "complete"
 """A file in it; see above."""
 _FILE_BYTES = 64 << 20
+_EPOCH_BITS = 32
+"""Of a file's number, those below the leader epoch."""
 _WASTE_MAX = 8 << 20
 _SYNC_AHEAD_BYTES = 8 << 20
 _CHECK_LASTS_SECONDS = 10.0
@@ -100,6 +109,23 @@ class _Set:
         self.logged = False
         self.checked: float | None = None  # when all of it was last found undamaged
         self.counted = {True: 0, False: 0}  # bytes already counted by checks: for prepares, and for applies
+
+
+class StagedCopy(NamedTuple):
+    """A file of staged data, as leader and follower tell each other: its number, its salt, and how many bytes it has.
+    The salt is there because a leader that restarts may use the number of a removed file again."""
+
+    number: int
+    salt: int
+    size: int
+
+
+class StagedPiece(NamedTuple):
+    """Bytes of a file that a follower lacks."""
+
+    file: StagedFile
+    position: int
+    length: int
 
 
 class Staged(NamedTuple):
@@ -158,6 +184,9 @@ class Staging:
         self._files: dict[int, StagedFile] = {}
         self._removed: set[int] = set()  # numbers of removed files that a power cut may restore
         self._next_number = 0
+        self.staged_end = 0
+        """Bytes staged here since the start: the place in what followers copy."""
+        self._has_unsynced_set = False  # a set came with a copy
         self._written = 0.0  # when something was written last
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
@@ -186,7 +215,7 @@ class Staging:
         for known in self._sets.values():
             # Logged only when the set is used: a power cut may restore a dropped set without its parts.
             known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
-        self._next_number = numbers[-1] + 1 if numbers else 0
+        self._next_number = numbers[-1] + 1 if numbers else 0  # a new epoch begins with its own numbers
         self._names_made = 1  # the process that made them may have ended before the sync
         self.may_lack_sets = self._damaged or COMPLETE not in names
         if self._damaged and COMPLETE in names:
@@ -200,6 +229,8 @@ class Staging:
         fd = self._disk.open(file.path)
         try:
             file.size = self._disk.size(fd)
+            if file.size >= FILE_START.size:
+                file.salt = salt_of(self._disk.read(fd, FILE_START.size, 0)) or 0
             self._files[file.number] = file
             end = min(FILE_START.size, file.size)
             for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
@@ -208,6 +239,7 @@ class Staging:
                 end = found.position + found.length
                 self._replay(file, found)
             self._damaged |= end < file.size  # torn by a stop, or damaged
+            file.replayed = end
         except UnreadableFile as error:
             self._damaged = True
             del self._files[file.number]  # the file is kept: it may be needed
@@ -387,6 +419,7 @@ class Staging:
         except OSError as error:
             self._errors.refuse(error, "staging")
         self._written = self._now()
+        self.staged_end += start + length
         return file, position + start + FRAME_SIZE
 
     def _file_for(self, length: int) -> StagedFile:
@@ -401,6 +434,7 @@ class Staging:
             file.create()
         except OSError as error:
             self._refuse(error, "making a staged file")
+        file.begin = self.staged_end
         self._names_made += 1
         self._next_number += 1
         self._files[file.number] = self._active = file
@@ -424,6 +458,170 @@ class Staging:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+    # --- copies ----------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Write to new files from now on, whose numbers are those of a leader epoch. What is staged counts as renewed:
+        its tasks may have talked to another leader until now."""
+        with self._lock:
+            self._active = None
+            self._next_number = max(self._next_number, epoch << _EPOCH_BITS)
+            now = self._now()
+            for part in self._parts.values():
+                part.renewed = now
+            for known in self._sets.values():
+                known.renewed = now
+            self._remove_dead()
+
+    def copies(self) -> list[StagedCopy]:
+        """The files, the oldest first."""
+        if not self._files:
+            return []
+        with self._lock:
+            return [StagedCopy(file.number, file.salt, file.size) for _, file in sorted(self._files.items())]
+
+    def lacking(self, copies: Iterable[StagedCopy], max_bytes: int) -> tuple[int, list[StagedPiece]]:
+        """What a follower lacks that has these copies.
+
+        Returns:
+            Up to which `staged_end` it has everything, -1 if it lacks something from before this process; and the next
+            pieces that it lacks, at most so many bytes.
+        """
+        has = {(copy.number, copy.salt): copy.size for copy in copies}
+        pieces: list[StagedPiece] = []
+        with self._lock:
+            reached, left = self.staged_end, max_bytes
+            for _, file in sorted(self._files.items()):
+                size = has.get((file.number, file.salt), 0)
+                if size < file.size:
+                    reached = min(reached, file.begin + size if file.begin >= 0 else -1)
+                    if left > 0:
+                        pieces.append(StagedPiece(file, size, min(left, file.size - size)))
+                        left -= pieces[-1].length
+        return reached, pieces
+
+    def slice(self, piece: StagedPiece) -> FileSlice | None:
+        """A piece as it stands in its file; None if the file was removed. Raises StorageFailed, DiskFull, Closed."""
+        with self._lock:
+            self._check_usable()
+            if self._files.get(piece.file.number) is not piece.file:
+                return None
+            try:
+                shared = piece.file.share()
+            except OSError as error:
+                self._refuse(error, "opening a staged file")
+        return FileSlice(
+            self._disk,
+            shared,
+            piece.file.number,
+            piece.position,
+            piece.length,
+            lambda error: self._refuse(error, "reading what is staged"),
+        )
+
+    def copy(self, number: int, position: int, data: Buffer) -> None:
+        """Write bytes of a leader's file at the end of the copy here, and replay them.
+
+        Raises:
+            InvalidRequest: the copy does not end there.
+            DiskFull, StorageFailed, Closed.
+        """
+        with self._lock:
+            self._check_usable()
+            file = self._files.get(number)
+            if position != (0 if file is None else file.size):
+                reason = f"staged file {number} of {self.label} has {file.size if file else 0} bytes, not {position}"
+                raise InvalidRequest(reason=reason)
+            if file is None:
+                file = self._make_copy(number, data)
+            try:
+                file.open_for_append()
+                file.append([data], len(data))
+            except TruncateFailed as error:
+                self._errors.fail(error, "cutting off what was copied in part")
+            except OSError as error:
+                self._errors.refuse(error, "copying what is staged")
+            self._written = self._now()
+            self._replay_copy(file)
+
+    def _make_copy(self, number: int, data: Buffer) -> StagedFile:
+        salt = salt_of(memoryview(data))
+        if salt is None:
+            raise InvalidRequest(reason=f"the beginning of staged file {number} of {self.label} is not one")
+        file = StagedFile(self._disk, self._folder, number, salt)
+        try:
+            if not self._has_folder:
+                self._make_folder()
+            file.create()
+        except OSError as error:
+            self._refuse(error, "making a copy of a staged file")
+        self._names_made += 1
+        self._next_number = max(self._next_number, number + 1)
+        self._files[number] = file
+        return file
+
+    def _replay_copy(self, file: StagedFile) -> None:
+        """Replay the frames of a copy that are whole now."""
+        shared = file.share()
+        try:
+            found = list(
+                scan_file(
+                    lambda position, length: self._disk.read(shared.fd, length, position),
+                    file.size,
+                    file.replayed,
+                    is_growing=True,
+                )
+            )
+        except OSError as error:
+            self._errors.refuse(error, "reading what was copied")
+        finally:
+            shared.release()
+        for each in found:
+            self._replay(file, each)
+            file.replayed = each.position + each.length
+            if each.kind == PREPARED and (known := self._sets.get(each.uuid)) is not None:
+                known.lost = next(
+                    filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None
+                )
+                self._has_unsynced_set = True
+
+    def keep_only(self, copies: Iterable[StagedCopy]) -> None:
+        """Forget the files that a leader has no more, with all that is in them."""
+        kept = {(copy.number, copy.salt) for copy in copies}
+        with self._lock:
+            self._check_usable()
+            gone = [file for file in self._files.values() if (file.number, file.salt) not in kept]
+            for file in gone:
+                self._forget_copy(file)
+
+    def _forget_copy(self, file: StagedFile) -> None:
+        for uuid, known in list(self._sets.items()):
+            if file in known.files or any(place[0] is file for part in known.parts for place in part.places):
+                self._forget_set(uuid, file)
+        for part in list(self._parts.values()):
+            if any(place[0] is file for place in part.places):
+                self._forget_part(part)
+        if file is self._active:
+            self._active = None
+        del self._files[file.number]
+        try:
+            file.remove()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._errors.fail(error, "removing a staged file")
+        self._removed.add(file.number)
+
+    def sync_copies(self) -> None:
+        """Make copied sets durable, with their parts. Raises StorageFailed, DiskFull, Closed."""
+        if self._has_unsynced_set:
+            self._has_unsynced_set = False
+            try:
+                self.sync()
+            except BaseException:
+                self._has_unsynced_set = True
+                raise
 
     # --- prepared sets -------------------------------------------------------------------------------------------
 
