@@ -26,6 +26,10 @@ class TopicSettings(Settings, what="topic"):
         "What retention does with old segments. 'compact' is not supported yet.")
     max_message_bytes = Setting(int, 8 * _MIB, between(1024, 1 << 30),
         "Largest record batch, in bytes of the whole batch. The broker's request.max.bytes is a limit too.")
+    min_insync_replicas = Setting(int, 1, at_least(1),
+        "With acks=all, an append is refused while fewer replicas are in sync, and what was appended is not acknowledged.")
+    unclean_leader_election_enable = Setting(bool, False, anything,
+        "When no in-sync replica is left, a live one that is not in sync may lead. Acknowledged records may be lost.")
     flush_messages = Setting(int, None, at_least(1),
         "The log is synced (fdatasync) after this many records; 1: before every ack, with one group commit for all that wait. Unset: the operating system decides.")
     flush_ms = Setting(int, None, at_least(1),
@@ -76,6 +80,10 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
     data_port = Setting(int, 9193, between(0, 65535), "Port for appends and fetches; 0 takes a free port.")
     rack = Setting(str, None, anything, "Location of the broker (rack or zone), reported to clients.")
     num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic that is created without a number.")
+    default_min_insync_replicas = Setting(int, 1, at_least(1),
+        "min.insync.replicas of a topic with several replicas that is created without it, but at most their number.")
+    default_replication_factor = Setting(int, 1, at_least(1),
+        "Replicas of each partition of a topic that is created without a number.")
     max_partitions_per_topic = Setting(int, 10_000, between(1, _PARTITIONS_MAX),
         "A topic with more partitions is refused. At most 40000: a topic is one znode, and ZooKeeper takes 1 MB.")
     max_connections = Setting(int, 1000, at_least(1), "Data port connections at the same time. A further one gets an error and is closed.")
@@ -97,6 +105,10 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
         "A prepared exactly-once batch that is not decided is dropped after this long.")
     transaction_staged_retention_ms = Setting(int, 24 * _HOUR_MS, at_least(1),
         "Staged rows of an exactly-once write that are never prepared are dropped this long after the last report of any of its tasks.")
+    replica_lag_time_max_ms = Setting(int, 10_000, at_least(100),
+        "A follower that has not caught up with its leader for this long leaves the in-sync set.")
+    leader_rebalance_interval_ms = Setting(int, 300_000, at_least(1),
+        "The first replica of a partition leads it again after it has been in sync for this long.")
     log_level = Setting(str, "info", one_of("debug", "info", "warning", "error"), "What the broker logs to stderr: events of this level and above.")
     exit_with_stdin = Setting(bool, False, anything,
         "Stop when standard input closes, so that the broker ends with the process that started it.")

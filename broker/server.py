@@ -2,8 +2,9 @@
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
 ZooKeeper, the check of the broker's id, the logs, the in-doubt recovery of staged writes, the data port, gRPC, the
-broker registry. Stop, in reverse order, completing accepted requests: gRPC, the data port, ZooKeeper (the end of the
-session removes the broker from the registry), then every log is flushed and its index saved.
+broker registry, the controller. Stop, in reverse order, completing accepted requests: other replicas take over the
+partitions that are led here, the controller resigns, gRPC, the data port, ZooKeeper (the end of the session removes the
+broker from the registry), then every log is flushed and its index saved.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import Any
 
 from broker.announce import Announcer, announce
 from broker.config import BrokerSettings
+from broker.controller.controller import Controller
 from broker.groups.membership import Groups
 from broker.groups.monitor import Monitor
 from broker.groups.states import States
 from broker.replica.host import Host
 from broker.replica.in_doubt import InDoubtRecovery
+from broker.replica.insync import InSyncSets
 from broker.replica.jobs import StagedJobs
 from broker.replica.metadata import Metadata
 from broker.replica.registration import Registration
@@ -39,7 +42,7 @@ from broker.transport.dataport import DataPort
 from broker.transport.rpc import BrokerService, RpcServer
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import read_properties
-from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed
+from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed, ZooKeeperUnreachable
 from kafkalog.events import get_logger, log_to_stderr
 from kafkalog.zk import registry
 from kafkalog.zk.registry import BrokerRecord
@@ -48,6 +51,7 @@ from kafkalog.zk.session import ZooKeeperSession
 log = get_logger(__name__)
 
 _GRACE_SECONDS = 10.0
+_HANDOVER_SECONDS = 10.0
 
 
 def version() -> str:
@@ -102,7 +106,7 @@ class Broker:
             reason = "it is also grpc.port; a broker needs two ports"
             raise InvalidSetting(name="data.port", value=settings.data_port, reason=reason)
         rpc = RpcServer(settings.host, settings.grpc_port, settings.broker_id)
-        self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
+        self._undo.append(lambda: rpc.stop(self._grace_seconds))
         listener = dataport.listen(settings.host, settings.data_port)
         self._undo.append(listener.close)
         self.grpc_port, self.data_port = rpc.port, listener.getsockname()[1]
@@ -145,6 +149,7 @@ class Broker:
         registration.check_id()
         undone = Undone(self._clock)
         host = self.host = Host(settings.broker_id, directory, metadata, settings, undone, self._clock)
+        host.raise_epoch = registration.raise_epoch
         watcher = self.watcher = Watcher(metadata, host, registration, undone, self._clock)
         directory.on_lost = watcher.log_removed
         directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
@@ -153,6 +158,11 @@ class Broker:
         directory.start()  # first: what the host finds deleted is unlinked beside everything else
         with session.patient():
             watcher.start()
+        if not undone.reasons:
+            directory.settle_loss()
+        insync = InSyncSets(host, self._clock)
+        self._undo.append(insync.stop)
+        insync.start()
         jobs = StagedJobs(settings.broker_id)
         self._undo.append(jobs.stop)
         self.in_doubt = InDoubtRecovery(host, settings, directory.services.steady_clock, jobs)
@@ -165,14 +175,18 @@ class Broker:
         monitor.start()
 
         data = DataPort(listener, host, settings, self._clock)
-        self._undo.append(lambda: data.stop(_GRACE_SECONDS))
+        self._undo.append(lambda: data.stop(self._grace_seconds))
         data.start()
         self.rpc_service = BrokerService(
             host, settings, self._clock, cluster_id, version(), data.counters, jobs, groups
         )
         rpc.start(self.rpc_service)
-        self._undo.append(lambda: rpc.stop(_GRACE_SECONDS))
+        self._undo.append(lambda: rpc.stop(self._grace_seconds))
         registration.register()
+        controller = Controller(settings.broker_id, metadata, registration, settings, self._clock)
+        self._undo.append(controller.stop)
+        controller.start()
+        self._undo.append(self._hand_over)
         self._started = True
         log.info(
             "broker_started",
@@ -183,6 +197,24 @@ class Broker:
             partitions=len(host.hosted),
             cluster_id=cluster_id,
         )
+
+    @property
+    def _grace_seconds(self) -> float:
+        """How long a stop waits for requests that were accepted: after a crash nobody would answer them."""
+        return _GRACE_SECONDS if self._clean else 0.0
+
+    def _hand_over(self) -> None:
+        """Let other replicas lead, while everything still runs: they have to be in sync for it."""
+        if not self._clean or not self.registration.leads_for_others:
+            return
+        try:
+            self.registration.announce_stop()
+        except ZooKeeperUnreachable as error:
+            log.warning("leaderships_not_handed_over", broker_id=self.settings.broker_id, reason=str(error))
+            return
+        if not self.registration.wait_without_leaderships(_HANDOVER_SECONDS):
+            reason = f"others did not take over within {_HANDOVER_SECONDS:g} s"
+            log.warning("leaderships_not_handed_over", broker_id=self.settings.broker_id, reason=reason)
 
     def _take_out_of_service(self, error: StorageFailed, rpc: RpcServer) -> None:
         """The data directory failed. The process stays, to report the reason. It must not restart on its own: the page

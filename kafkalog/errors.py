@@ -126,6 +126,11 @@ class NoBrokers(RetriableError):
     message = "no broker is registered in the cluster"
 
 
+class InvalidReplicationFactor(KafkalogError):
+    code = 19
+    message = "replication factor {replication_factor} is larger than the number of live brokers, {brokers}"
+
+
 class PartitionLost(KafkalogError):
     """A partition has a state, but its log is not where the state says. It is never served as an empty one."""
 
@@ -374,6 +379,71 @@ class OutcomeUnknown(KafkalogError):
 
     code = 70
     message = "it is unknown whether a batch for {partition} is in the log, and it is not sent again: {reason}"
+
+
+# --- replication -------------------------------------------------------------------------------------------------
+
+
+class NotEnoughReplicas(RetriableError):
+    """An append with acks=all was refused, and nothing was written."""
+
+    code = 200
+    message = (
+        "partition {partition} has the in-sync replicas {insync}, fewer than min.insync.replicas ({least}): nothing is "
+        "written with acks=all until more have caught up"
+    )
+
+
+class NotEnoughReplicasAfterAppend(RetriableError):
+    """The in-sync set became too small after an append; whether the records will last is unknown. Send them again."""
+
+    code = 201
+    message = (
+        "partition {partition} has the in-sync replicas {insync}, fewer than min.insync.replicas ({least}); whether "
+        "the batch will be kept is unknown"
+    )
+
+
+class FencedLeaderEpoch(RetriableError):
+    """An append, or the beginning of an epoch, in a leader epoch that is not the log's current one: this broker leads
+    the partition no longer, or not yet."""
+
+    code = 202
+    message = "leader epoch {epoch} of {partition} is not the current one, {current}"
+
+
+class UnknownLeaderEpoch(RetriableError):
+    """The broker has not heard of an election yet."""
+
+    code = 203
+    message = "leader epoch {epoch} of {partition} is not known here yet; it is in epoch {current}"
+
+
+class OffsetNotAvailable(RetriableError):
+    """A new leader does not know yet up to where the last one let readers read (KIP-207)."""
+
+    code = 204
+    message = "the end of {partition} is not known yet: its leader of epoch {leader_epoch} waits for its followers"
+
+
+class ReplicaDiverged(KafkalogError):
+    """A follower would have to cut off records that readers may have seen. It stops following instead."""
+
+    code = 205
+    message = (
+        "the replica of {partition} is not as its leader, broker {leader}, from offset {offset} on, before its own "
+        "high watermark {high_watermark}: acknowledged records were lost there or here"
+    )
+
+
+LEADER_CHANGES = (
+    NotLeader,
+    LeaderNotAvailable,
+    FencedLeaderEpoch,
+    UnknownLeaderEpoch,
+    OffsetNotAvailable,
+)
+"""What an election of a leader brings with it: it is over within moments, so it is retried with short pauses."""
 
 
 # --- storage -----------------------------------------------------------------------------------------------------

@@ -21,11 +21,15 @@ class Backoff:
         self.pause = self._first = first
         self._longest = longest
 
-    def next(self) -> float:
-        """Return the pause to make now, and double the next one."""
+    def next(self, longest: float = math.inf) -> float:
+        """Return the pause to make now, and double the next one.
+
+        Args:
+            longest: of this pause, in seconds; the first of all pauses is not shortened by it.
+        """
         pause = self.pause
         self.pause = min(pause * 2, self._longest)
-        return pause
+        return min(pause, max(longest, self._first))
 
     def reset(self) -> None:
         """Record a success: the next pause is the shortest."""
@@ -52,13 +56,13 @@ class Retry:
         """The time of the last try; infinite while nothing has failed."""
         return math.inf if self.since is None else self.since + self.limit
 
-    def failed(self, now: float) -> float | None:
+    def failed(self, now: float, longest: float = math.inf) -> float | None:
         """The pause before the next try, in seconds; None: the time is over. The last try is made when the time ends,
-        even if its pause would be longer."""
+        even if its pause would be longer. `longest`: see `Backoff.next`."""
         if self.since is None:
             self.since = now
         left = self.until - now
-        return min(self.backoff.next(), left) if left > 0 else None
+        return min(self.backoff.next(longest), left) if left > 0 else None
 
     def succeeded(self) -> None:
         """Record a success: the time of failures starts anew."""

@@ -25,6 +25,7 @@ from broker.local.sweeper import swept_folder
 from kafkalog.errors import Closed, InvalidArgument, LocalClusterEnded, from_wire
 
 _CLOSE_SECONDS = 90.0
+_REPLICATED = {"default.replication.factor": 3, "default.min.insync.replicas": 2}
 _OWN_SETTINGS = ("broker.id", "log.dir", "zookeeper.connect", "grpc.port", "data.port", "host", "exit.with.stdin")
 
 
@@ -108,7 +109,9 @@ class LocalCluster:
         data: directory for all data, kept at the end; None: a temporary one, deleted with the cluster.
         port: broker i serves gRPC at port + 2i and data at port + 2i + 1; None: free ports.
         zookeeper_port: None: a free port.
-        settings: of every broker, dotted or snake_case names (`broker/config.py`).
+        settings: of every broker, dotted or snake_case names (`broker/config.py`). With three brokers or more, a topic
+            has three copies and min.insync.replicas=2, unless default.replication.factor or
+            default.min.insync.replicas is given.
         host: address on which all servers listen; 0.0.0.0 and :: require the setting advertised.host.
     """
 
@@ -128,7 +131,7 @@ class LocalCluster:
         for name in _OWN_SETTINGS:
             if name in given or name.replace(".", "_") in given:
                 raise InvalidArgument(reason=f"setting {name} is chosen by the local cluster and cannot be given")
-        parsed = BrokerSettings.parse(given | {"host": host})
+        parsed = BrokerSettings.parse((_REPLICATED if brokers >= 3 else {}) | given | {"host": host})
         last_port = (port or 0) + 2 * brokers - 1
         if port is not None and not 0 < port <= last_port < 65536:
             raise InvalidArgument(reason=f"ports {port} to {last_port} are not all from 1 to 65535")

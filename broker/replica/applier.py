@@ -49,13 +49,15 @@ class Hidden(NamedTuple):
 
 class Applied(NamedTuple):
     """A batch that is in a log. `end_offset`: after its last record, 0 if only a later batch's progress is known;
-    `sync_to`: the offset up to which the log has to be synced; `batches`: how many were missing and appended."""
+    `sync_to`: the offset up to which the log has to be synced; `batches`: how many were missing and appended;
+    `epoch`: the leader epoch in which they were."""
 
     producer_id: int
     batch_id: int
     end_offset: int
     sync_to: int
     batches: int
+    epoch: int
 
 
 class Applier:
@@ -79,10 +81,21 @@ class Applier:
         self._starts: dict[TransactionalBatch, int] = {}  # of hidden batches
         self._ends: dict[TransactionalBatch, int] = {}  # of complete batches, shown when the log is flushed to it
         # In the log, perhaps only in part: their sets may have been here, and be lost without a trace.
-        self._doubted = log.applied_batches() if staging.may_lack_sets else set()
-        self._settle_doubts()
-        for producer_id, progress in self._half_applied().items():
-            self.hide((producer_id, progress.batch_id), progress.start_offset)
+        self._doubted: set[TransactionalBatch] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Hide the batches of which the log has only a part: at the opening of a log, and when this replica begins to
+        lead, because a follower appends parts of batches unseen."""
+        with self._applying:
+            doubted = self._log.applied_batches() if self._staging.may_lack_sets else set()
+            with self._lock:
+                self._doubted, self._starts, self._ends = doubted, {}, {}
+            self._settle_doubts()
+            for producer_id, progress in self._half_applied().items():
+                self.hide((producer_id, progress.batch_id), progress.start_offset)
+            with self._lock:
+                self._publish()
 
     def _half_applied(self) -> dict[int, Progress]:
         """The progress of batches of which only a part is in the log yet."""
@@ -106,9 +119,14 @@ class Applier:
 
     # --- applying ------------------------------------------------------------------------------------------------
 
-    def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
+    def apply(
+        self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes, leader_epoch: int
+    ) -> Applied:
         """Append the record batches of a decided batch that the log lacks. They are durable after `finish`; readers see
         them as soon as they are synced, also without `finish`.
+
+        Args:
+            leader_epoch: in which it appends.
 
         Raises:
             StagedPartLost: neither a prepared set nor the log has the batch, or part of the set is damaged; that is
@@ -116,6 +134,7 @@ class Applier:
             InvalidRequest: the commit uuid is that of another batch.
             RequestTimedOut: another apply is taking long.
             DiskFull: a repeated call continues where this one stopped.
+            FencedLeaderEpoch: that epoch is over.
             StorageFailed, Closed.
         """
         if not self._applying.acquire(timeout=_WAIT_SECONDS):
@@ -124,20 +143,24 @@ class Applier:
                 what=f"another apply to {self._log.label}", address="the broker", timeout_ms=waited_ms
             )
         try:
-            return self._apply(transactional_id, producer_id, batch_id, commit_uuid)
+            return self._apply(transactional_id, producer_id, batch_id, commit_uuid, leader_epoch)
         finally:
             self._applying.release()
 
-    def try_apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied | None:
+    def try_apply(
+        self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes, leader_epoch: int
+    ) -> Applied | None:
         """`apply`, or None while another apply or drop is under way."""
         if not self._applying.acquire(blocking=False):
             return None
         try:
-            return self._apply(transactional_id, producer_id, batch_id, commit_uuid)
+            return self._apply(transactional_id, producer_id, batch_id, commit_uuid, leader_epoch)
         finally:
             self._applying.release()
 
-    def _apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
+    def _apply(
+        self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes, leader_epoch: int
+    ) -> Applied:
         prepared = self._staging.prepared(commit_uuid)
         if prepared is not None and (prepared.producer_id, prepared.batch_id) != (producer_id, batch_id):
             reason = f"commit {commit_uuid.hex()} of {self._log.label} is of batch {prepared.batch_id}, not {batch_id}"
@@ -153,7 +176,8 @@ class Applier:
                     transactional_id=transactional_id, batch_id=batch_id, partition=self._log.label, reason=lost
                 )
         elif not _is_applied(progress, batch_id, prepared):
-            count = self._append(prepared, progress if progress is not None and progress.batch_id == batch_id else None)
+            begun = progress if progress is not None and progress.batch_id == batch_id else None
+            count = self._append(prepared, begun, leader_epoch)
             progress = self._log.apply_progress(producer_id)
         assert progress is not None
         self._staging.drop_others(producer_id, batch_id, commit_uuid)
@@ -162,7 +186,7 @@ class Applier:
                 self._doubted.discard((producer_id, batch_id))
         self._show_once_flushed((producer_id, batch_id), progress.end_offset)
         end_offset = progress.end_offset if progress.batch_id == batch_id else 0
-        return Applied(producer_id, batch_id, end_offset, progress.end_offset, count)
+        return Applied(producer_id, batch_id, end_offset, progress.end_offset, count, leader_epoch)
 
     def _lost_without_set(self, progress: Progress | None, batch: TransactionalBatch) -> str | None:
         """Why a batch without a prepared set is lost; None: the log has it. Its set is dropped once it is done."""
@@ -174,7 +198,7 @@ class Applier:
             )
         return None
 
-    def _append(self, prepared: PreparedSet, progress: Progress | None) -> int:
+    def _append(self, prepared: PreparedSet, progress: Progress | None, leader_epoch: int) -> int:
         def is_there(part: int, number: int) -> bool:
             return progress is not None and progress.has(part, number)
 
@@ -187,7 +211,7 @@ class Applier:
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 with self._appending:
                     self._check_open()
-                    self._log.append_decided(batches)
+                    self._log.append_decided(batches, leader_epoch)
                 count += len(batches)
                 size = sum(header.length for header, _ in batches)
                 self.applied_bytes += size

@@ -1,23 +1,30 @@
-"""The partitions that this broker holds: opens and closes their logs by the metadata. One thread calls it
-(`watcher.py`); requests look up hosted partitions without a lock.
+"""The replicas that this broker holds: opens and closes their logs, and gives them their roles, by the metadata. One
+thread calls it (`watcher.py`); requests look up hosted partitions without a lock.
 
 A topic is known as soon as it is read, before its logs are open. While ZooKeeper is unreachable, partitions are still
-served: without replication no other broker can lead them.
+served: a leader acknowledges nothing that its in-sync set does not have, whoever else believes to lead.
 
 A partition is served once its log is open and then its state is written in ZooKeeper, with the id of the directory that
 has the log, and after an unclean stop with a raised leader epoch. A log that cannot be opened is tried again every
-second. A log that is not where its state says is lost, and so is one whose files were removed while it was open: it is
-neither opened nor created until it is there at a start, or until `replace_lost` is called.
+second. A log that is not where its state says is lost, and so is one whose files were removed while it was open.
+
+- If it was the only replica, it is neither opened nor created until it is there at a start, or until `replace_lost` is
+  called.
+- If there are others, this one first leaves the in-sync set and the eligible replicas, and then begins anew, empty, as
+  a follower. The same is done after the machine may have lost what was not synced; then the log is kept, and cut to
+  where it agrees with its leader's.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from broker.config import BrokerSettings, TopicSettings
+from broker.controller import election
+from broker.replica.follower import Links
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.partition import Partition
 from broker.replica.undone import Undone
@@ -53,12 +60,16 @@ class _Turn:
         wanted: the partitions to open, with the states that they will have.
         lost_states: the states of open partitions whose states in ZooKeeper are missing.
         failed: the errors of partitions that are not served.
+        departing: the partitions of whose sets this replica must not be a member any more.
+        anew: those of them of which it has no log.
     """
 
     end: int
     wanted: dict[int, PartitionState] = field(default_factory=dict)
     lost_states: dict[int, PartitionState] = field(default_factory=dict)
     failed: dict[int, KafkalogError] = field(default_factory=dict)
+    departing: dict[int, PartitionState] = field(default_factory=dict)
+    anew: set[int] = field(default_factory=set)
 
 
 class Host:
@@ -69,6 +80,10 @@ class Host:
         directory: of its logs.
         metadata: decides what is hosted.
         settings: the broker's.
+
+    Attributes:
+        on_joinable: called with a partition of which a follower may join the in-sync set.
+        raise_epoch: ends all registrations of this broker until now (`Registration.raise_epoch`).
     """
 
     def __init__(
@@ -85,6 +100,7 @@ class Host:
         self.settings = settings
         self.clock = clock
         self._directory = directory
+        self._may_have_lost = directory.may_have_lost
         self._health = directory.services.health
         self._session = metadata.session
         self._undone = undone
@@ -95,6 +111,9 @@ class Host:
         # the watching thread; others only check whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
+        self.on_joinable: Callable[[Partition], object] = lambda partition: None
+        self.raise_epoch: Callable[[], object] = lambda: None
+        self.links = Links(broker_id, self._directory_id, metadata, clock, self._diverged)
         self._replacing = threading.Lock()  # one `replace_lost` at a time; before metadata.changed
 
     @property
@@ -105,6 +124,7 @@ class Host:
 
     def close(self) -> None:
         """Close every partition. After the watcher's stop."""
+        self.links.stop()
         hosted, self._hosted = self._hosted, {}
         for partition in hosted.values():
             partition.close()
@@ -120,17 +140,27 @@ class Host:
                 news for ever.
         """
         partition = self._hosted.get((topic_id, number))
-        if partition is not None:
+        if partition is not None and partition.leads:
             if self._health.failed is not None:
                 self._health.check()
             return partition
+        raise self._not_here(topic_id, number)
+
+    def replica_of(self, topic_id: bytes, number: int) -> Partition:
+        """The partition, if it is held here, in whatever role. Raises as `leader_of`."""
+        partition = self._hosted.get((topic_id, number))
+        if partition is None:
+            raise self._not_here(topic_id, number)
+        return partition
+
+    def _not_here(self, topic_id: bytes, number: int) -> KafkalogError:
         topic = self.metadata.topic_by_id(topic_id)
         if number >= len(topic.replicas):
             raise UnknownPartition(topic=topic.name, partition=number, partitions=len(topic.replicas))
         failed = self._failed.get((topic_id, number))
         if failed is not None:
-            raise failed.fresh()
-        raise NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
+            return failed.fresh()
+        return NotLeader(broker_id=self.broker_id, partition=f"{topic.name}-{number}")
 
     def failure(self, topic_id: bytes, number: int) -> KafkalogError | None:
         """Why a partition of this broker is not served; None also if it is not this broker's."""
@@ -199,9 +229,7 @@ class Host:
                 # The log first, because a state must not name a missing log. It counts as lost until the state is
                 # written.
                 self._directory.replace_log(topic_id, number, label, start_offset)
-                renewed = PartitionState(
-                    self.broker_id, state.leader_epoch + 1, (self.broker_id,), self._directory_id, state.version
-                )
+                renewed = PartitionState.only(self.broker_id, self._directory_id, state.leader_epoch + 1, state.version)
                 written = registry.write_states(self._session, topic, {number: renewed}).get(number)
                 if written is not None and written.directory == renewed.directory:
                     self._directory.trust_log(topic_id, number)
@@ -253,6 +281,8 @@ class Host:
             self._warn_of_refused(topic)
             self._drop_closed(topic)
         turn = self._look_through(topic, start, settings)
+        if turn.departing:
+            topic = self._depart(topic, turn)
         opened = self._open_all(topic, settings, turn)
         try:
             states = self._write_states(topic, opened, turn)
@@ -260,17 +290,28 @@ class Host:
             for number, partition in opened.items():
                 if number not in states:  # the topic was deleted meanwhile
                     continue
-                lost = self._loss(topic, number, states[number])
-                if lost is not None:  # another broker wrote the state first
-                    turn.failed[number] = lost
+                if number not in turn.anew:
+                    lost = self._loss(topic, number, states[number])
+                    if lost is not None:  # another broker wrote the state first
+                        turn.failed[number] = lost
+                        continue
+                try:
+                    self._give_role(partition, topic, number, states[number])
+                except KafkalogError as error:
+                    turn.failed[number] = error
                     continue
-                partition.leader_epoch = states[number].leader_epoch
                 hosted[topic.topic_id, number] = partition
+                if number in turn.departing:
+                    partition.forget_copies()
             for number in turn.failed:
                 fenced = hosted.pop((topic.topic_id, number), None)
                 if fenced is not None:
+                    self.links.leave((topic.topic_id, number))
                     fenced.close()
             self._hosted = hosted
+            for number, partition in opened.items():
+                if hosted.get((topic.topic_id, number)) is partition:
+                    self.links.follow(partition)
             self._take_in_failures(topic, turn.failed, range(start, turn.end))
             return replace(topic, states=states), turn.end
         finally:
@@ -285,31 +326,87 @@ class Host:
             if len(turn.wanted) == _OPENED_TOGETHER:
                 turn.end = number
                 break
-            if topic.preferred_leader(number) != self.broker_id:
+            if self.broker_id not in topic.replicas[number]:
                 continue
             state = topic.states.get(number)
+            if state is None and topic.preferred_leader(number) != self.broker_id:
+                continue  # it opens the first log
+            partition = self._hosted.get((topic.topic_id, number))
             try:
                 lost = self._loss(topic, number, state) if state is not None else None
+                if partition is not None and lost is None:
+                    if partition.settings.given() != settings.given():
+                        partition.update_settings(settings)
+                    if state is not None:
+                        self._give_role(partition, topic, number, state)
+                        self.links.follow(partition)
+                    else:
+                        turn.lost_states[number] = self._state_of(partition)
+                    continue
             except KafkalogError as error:
                 turn.failed[number] = error
                 continue
-            partition = self._hosted.get((topic.topic_id, number))
-            if lost is not None:
+            if state is not None and len(topic.replicas[number]) > 1:
+                if lost is not None:
+                    turn.anew.add(number)
+                if lost is not None or (self._may_have_lost and settings.flush_messages != 1):
+                    turn.departing[number] = state
+            if lost is not None and number not in turn.anew:
                 turn.failed[number] = lost
-            elif partition is not None:
-                if state is not None:
-                    partition.leader_epoch = state.leader_epoch
-                else:
-                    turn.lost_states[number] = self._state_of(partition)
-                if partition.settings.given() != settings.given():
-                    partition.update_settings(settings)
-            elif state is None:
-                turn.wanted[number] = PartitionState(self.broker_id, 0, (self.broker_id,), self._directory_id)
-            elif self._directory.was_clean:
-                turn.wanted[number] = state
             else:
-                turn.wanted[number] = replace(state, leader_epoch=state.leader_epoch + 1)
+                turn.wanted[number] = self._wanted_state(state)
         return turn
+
+    def _wanted_state(self, state: PartitionState | None) -> PartitionState:
+        """The state that a partition is to have once its log is open here."""
+        if state is None:
+            return PartitionState.only(self.broker_id, self._directory_id)
+        if state.leader != self.broker_id:
+            return state
+        if not state.directories:  # elected because the first replica is away
+            state = replace(state, directories={self.broker_id: self._directory_id})
+        return state if self._directory.was_clean else replace(state, leader_epoch=state.leader_epoch + 1)
+
+    def _depart(self, topic: TopicRecord, turn: _Turn) -> TopicRecord:
+        """Leave the in-sync sets and the eligible replicas of partitions whose records may be missing here (rules 7 and
+        8 of docs/REPLICATION.md). Then drop what is left of the logs that are lost. Returns the topic with the states
+        after that."""
+        states = dict(topic.states)
+        if any(self.broker_id in (*state.isr, *state.eligible) for state in turn.departing.values()):
+            # A leader knows how far this replica had come before the loss, and may be about to let it join.
+            self.raise_epoch()
+        left = set(turn.departing)
+        while left:
+            departed = {number: election.depart(states[number], self.broker_id) for number in left}
+            wanted = {number: state for number, state in departed.items() if state is not None}
+            if wanted:
+                written = registry.write_states(self._session, replace(topic, states=states), wanted)
+                for number in wanted.keys() - written.keys():  # the topic was deleted
+                    turn.wanted.pop(number, None)
+                    del turn.departing[number]
+                states |= written
+            left = wanted.keys() & turn.departing.keys()
+        for number in turn.departing:
+            state, label = states[number], f"{topic.name}-{number}"
+            log.warning("replica_left_the_sets", partition=label, leader=state.leader, isr=list(state.isr))
+            turn.wanted[number] = state
+            if number in turn.anew:
+                self._directory.replace_log(topic.topic_id, number, label, 0)
+                self._directory.trust_log(topic.topic_id, number)
+        return replace(topic, states=states)
+
+    def _give_role(self, partition: Partition, topic: TopicRecord, number: int, state: PartitionState) -> None:
+        """Raises StorageFailed, DiskFull, NotLeader: it keeps the role that it had."""
+        if len(topic.replicas[number]) > 1 and not partition.log.has_high_watermark:
+            partition.log.high_watermark = partition.log.start_offset  # killed before it was saved: not known
+        if state.leader == self.broker_id:
+            partition.lead(state, topic.replicas[number])
+        else:
+            partition.follow(state.leader, state.leader_epoch)
+
+    def _diverged(self, partition: Partition, error: KafkalogError) -> None:
+        """A replica has stopped to follow. Called by a link's thread."""
+        log.error("replica_diverged", partition=partition.label, reason=str(error))
 
     def _write_states(
         self, topic: TopicRecord, opened: Mapping[int, Partition], turn: _Turn
@@ -347,14 +444,17 @@ class Host:
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state for an open log that has none."""
-        epoch = partition.leader_epoch + raised
-        return PartitionState(self.broker_id, epoch, (self.broker_id,), self._directory_id)
+        epoch = max(partition.leader_epoch, partition.log.last_epoch, 0) + raised
+        return PartitionState.only(self.broker_id, self._directory_id, epoch)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
         """The error if a partition's log is not where its state says; else None."""
         here = f"{self._directory_id} ({self._directory.path})"
-        if state.directory != self._directory_id:
-            reason = f"its log is in data directory {state.directory}, but broker {self.broker_id} has {here}"
+        directory = state.directories.get(self.broker_id)
+        if directory is None and (state.leader != self.broker_id or not state.directories):
+            return None  # it was never opened here
+        if directory != self._directory_id:
+            reason = f"its log is in data directory {directory}, but broker {self.broker_id} has {here}"
         elif (topic.topic_id, number) not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)
             if self._directory.has_log(topic.topic_id, number):
@@ -382,9 +482,9 @@ class Host:
                 self._directory.make_folders(topic.topic_id, turn.wanted)
             except KafkalogError:
                 pass  # opening logs why
-        for number, state in turn.wanted.items():
+        for number in turn.wanted:
             try:
-                opened[number] = self._open(topic, number, settings, state.leader_epoch)
+                opened[number] = self._open(topic, number, settings)
             except KafkalogError as error:
                 turn.failed[number] = error
         return opened
@@ -410,18 +510,27 @@ class Host:
             partition = hosted.pop((topic_id, number), None)
             self._hosted = hosted
             lost = self._loss(topic, number, state)
-            if lost is not None:
+            if lost is not None and len(topic.replicas[number]) > 1:
+                self._to_open[topic.name] = 0
+            elif lost is not None:
                 self._take_in_failures(topic, {number: lost}, {number})
             if partition is not None:
+                self.links.leave((topic_id, number))
                 partition.close()
         if removed:
             with self.metadata.changed:
                 self.metadata.changed.notify_all()
 
-    def _open(self, topic: TopicRecord, number: int, settings: TopicSettings, leader_epoch: int) -> Partition:
+    def _open(self, topic: TopicRecord, number: int, settings: TopicSettings) -> Partition:
         label = f"{topic.name}-{number}"
-        opened = self._directory.open_log(topic.topic_id, number, label, settings, leader_epoch)
-        return Partition(topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id)
+        opened = self._directory.open_log(topic.topic_id, number, label, settings, None)
+        if len(topic.replicas[number]) > 1:
+            opened.high_watermark = self._directory.saved_high_watermark(topic.topic_id, number)
+        opened_partition = Partition(
+            topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock
+        )
+        opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
+        return opened_partition
 
     def close_deleted(self) -> None:
         """Close the partitions that belong to no topic any more."""
@@ -432,6 +541,7 @@ class Host:
             self._hosted = {key: partition for key, partition in self._hosted.items() if key[0] in self.metadata.ids}
             for partition in closing:
                 partition.close()
+                self.links.leave((partition.topic_id, partition.number))
                 log.info("partition_closed", partition=partition.label, topic_id=partition.topic_id.hex())
 
     def remove_deleted(self, deleted: Collection[bytes]) -> None:

@@ -136,7 +136,7 @@ class InDoubtRecovery:
         not_closed: dict[str, str] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
         for partition in list(self._host.hosted.values()):
-            for staged in partition.staged():
+            for staged in partition.staged() if partition.leads else ():
                 if self._stopping:
                     return
                 if staged.prepared is not None and now - staged.renewed >= least_age:
@@ -197,6 +197,9 @@ class InDoubtRecovery:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
             applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
             partition.finish_apply(applied)
+            ack = partition.ack_of_apply(applied)
+            if ack is not None and not ack.is_kept():
+                return False  # the next round asks again
             if not applied.batches:
                 return True
         else:

@@ -23,6 +23,7 @@ class Metadata:
         session: the connection to ZooKeeper.
         changed: guards `dirty`, and all else that the watching thread waits for; notified after the views changed.
         dirty: paths of znodes that changed and are not read yet.
+        is_current: everything was read since the last connection to ZooKeeper. Guarded by `changed`.
         stopping: nothing will be read any more.
     """
 
@@ -30,10 +31,12 @@ class Metadata:
         self.session = session
         self.changed = threading.Condition()
         self.dirty: set[str] = set()
+        self.is_current = False
         self.stopping = False
         self._topics: Mapping[str, TopicRecord] = {}
         self._ids: Mapping[bytes, TopicRecord] = {}
         self._brokers: Mapping[int, BrokerRecord] = {}
+        self._partition_counts: Mapping[str, tuple[bytes, int]] = {}
 
     # --- what requests ask -----------------------------------------------------------------------------------------
 
@@ -62,12 +65,18 @@ class Metadata:
         return self._ids
 
     @property
+    def partition_counts(self) -> Mapping[str, tuple[bytes, int]]:
+        """The id and the number of partitions of every topic, by name. It is the same object while these are the same,
+        so a change of leaders is no news to those who compare it."""
+        return self._partition_counts
+
+    @property
     def brokers(self) -> Mapping[int, BrokerRecord]:
         """Every live broker, by id."""
         return self._brokers
 
     def leader_id(self, topic: TopicRecord, number: int) -> int:
-        """The broker that leads a partition, live or not; -1 while its log was never opened."""
+        """The broker that leads a partition, live or not; -1 while its log was never opened, or nobody leads."""
         state = topic.states.get(number)
         return state.leader if state is not None else -1
 
@@ -93,6 +102,9 @@ class Metadata:
         """Replace the view of the topics."""
         self._topics = dict(sorted(topics.items()))
         self._ids = {record.topic_id: record for record in topics.values()}
+        counts = {name: (record.topic_id, len(record.replicas)) for name, record in self._topics.items()}
+        if counts != self._partition_counts:
+            self._partition_counts = counts
 
     def stop(self) -> None:
         """End all waits."""

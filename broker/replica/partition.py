@@ -1,9 +1,12 @@
-"""One replica of a partition on this broker: its log, the parts staged beside it, the readable end, and the waiters for
-a change. Knows no sockets, no ZooKeeper.
+"""One replica of a partition on this broker: its role, its log, the parts staged beside it, the high watermark, the
+readable end, and the waiters for a change. Knows no sockets, no ZooKeeper.
 
-The readable end is the log's end or, with flush.visibility=flushed, the end of the flushed records (the paper's rule,
-section 3.1). In both cases it is at most the start of the first hidden batch (`applier.py`). It never goes back,
-because a reader would then treat its range as lost.
+A replica leads in one leader epoch, follows the leader of one, or does neither. What a leader knows of its followers is
+in `leadership.py`. A partition with one replica has nobody to wait for: the log's end is its high watermark.
+
+The readable end is the high watermark or, with flush.visibility=flushed, the end of the flushed records (the paper's
+rule, section 3.1) if that is before it. In both cases it is at most the start of the first hidden batch (`applier.py`).
+It does not go back while this replica leads, because a reader would then treat its range as lost.
 
 Thread-safe. Waiters are woken outside every lock. A wake is a hint to look again; a registration is good for one wake.
 """
@@ -11,23 +14,42 @@ Thread-safe. Waiters are woken outside every lock. A wake is a hint to look agai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from broker.config import TopicSettings
 from broker.replica.applier import Applied, Applier
+from broker.replica.leadership import Joining, Leadership, Pulse
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
-from broker.staging.staging import Staged, Staging
+from broker.staging.staging import Staged, StagedCopy, Staging
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import View, reach
 from broker.storage.segment import FileSlice, Hint
-from kafkalog.errors import Closed, KafkalogError, NotLeader, OffsetOutOfRange, StorageFailed
+from kafkalog.clock import Clock
+from kafkalog.errors import (
+    Closed,
+    FencedLeaderEpoch,
+    KafkalogError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    ReplicaDiverged,
+    StorageFailed,
+    UnknownLeaderEpoch,
+)
+from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
+from kafkalog.zk.registry import PartitionState
+
+log = get_logger(__name__)
 
 Wake = Callable[[], None]
+_NO_LIMIT = 1 << 62
 
 
 class _FlushRule(NamedTuple):
@@ -38,8 +60,66 @@ class _FlushRule(NamedTuple):
     shown_offset: int
 
 
+class Ack(NamedTuple):
+    """What the ack of a write waits for. It belongs to a place and to a leader epoch: no later epoch's watermark keeps
+    its promise.
+
+    Attributes:
+        epoch: in which the write was made.
+        end_offset: where it ends in the log.
+        staged_end: where it ends in what is staged; -1: nothing was.
+        needs_flush: the log must be durable up to the offset.
+        needs_replicas: the watermarks must reach these places.
+    """
+
+    partition: Partition
+    epoch: int
+    end_offset: int
+    staged_end: int
+    needs_flush: bool
+    needs_replicas: bool
+
+    def is_kept(self) -> bool:
+        """Whether the promise is kept.
+
+        Raises:
+            StorageFailed, NotLeader, NotEnoughReplicasAfterAppend: it is not known whether it will be.
+        """
+        return self.partition.keeps(self)
+
+
+class Position(NamedTuple):
+    """What a follower has, and whom it follows.
+
+    Attributes:
+        last_epoch: in which its log ends; -1: it has no records.
+        staged: its copies of what is staged.
+    """
+
+    leader_id: int
+    epoch: int
+    end_offset: int
+    last_epoch: int
+    staged: list[StagedCopy]
+
+
+class Wanted(NamedTuple):
+    """How the in-sync set of a partition is to change.
+
+    Attributes:
+        state: the last that is known to be written.
+        joining, leaving: who is to join it, and who has to leave it.
+        is_unresolved: it is not known whether an earlier change was written, or will be.
+    """
+
+    state: PartitionState
+    joining: list[Joining]
+    leaving: list[int]
+    is_unresolved: bool
+
+
 class Partition:
-    """A partition that this broker holds and leads.
+    """A replica that this broker holds. It has no role until `lead` or `follow` is called.
 
     Args:
         topic: the topic's name, for messages.
@@ -61,6 +141,7 @@ class Partition:
         directory: LogDirectory,
         settings: TopicSettings,
         broker_id: int,
+        clock: Clock,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -70,9 +151,19 @@ class Partition:
         self.settings = settings
         self._directory = directory
         self._broker_id = broker_id
+        self._clock = clock
         self._closed = False
-        self._lock = threading.Lock()  # guards _waiters; the only lock then held, for set operations only
+        self._lock = threading.Lock()  # guards the waiters; the only lock then held, for set operations only
         self._waiters: set[Wake] = set()
+        self._replica_waiters: set[Wake] = set()
+        # Guards the role; held for the writes of a follower and the change of a role, before the log's locks.
+        self._role_lock = threading.Lock()
+        self._leadership: Leadership | None = None
+        self._epoch = -1  # the leader epoch in which this replica leads or follows
+        self._leader_id = -1
+        self._replicas: tuple[int, ...] = (broker_id,)
+        self._readable_limit = _NO_LIMIT  # the high watermark, unless this replica is alone
+        self.on_joinable: Callable[[Partition], object] = lambda partition: None
         self._reader = log.reader
         if log.flushed_offset < log.end_offset:
             log.flush()  # only the previous Partition knew which batches were hidden until their sync
@@ -81,25 +172,135 @@ class Partition:
         self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", 0)
         log.on_flushed = self._flushed
 
-    # --- what requests do ----------------------------------------------------------------------------------------
+    # --- the role --------------------------------------------------------------------------------------------------
 
-    def append_as_leader(self, batches: Sequence[Batch]) -> list[Appended | KafkalogError]:
-        """Append checked batches in one write; returns each batch's outcome, in order. Wakes readers that wait for
-        data.
+    def lead(self, state: PartitionState, replicas: Sequence[int]) -> None:
+        """Lead, or go on leading, as a state says.
 
         Raises:
-            NotLeader: the partition was closed here meanwhile.
+            StorageFailed, DiskFull, Closed: the beginning of the epoch could not be noted; nothing changed.
+        """
+        with self._role_lock:
+            leadership = self._leadership
+            self._replicas = tuple(replicas)
+            if leadership is not None and leadership.epoch == state.leader_epoch:
+                leadership.configure(replicas, self.settings.min_insync_replicas)
+                self._adopt(leadership, state)
+            else:
+                self.log.begin_epoch(state.leader_epoch, durable=False)
+                self._staging.begin_epoch(state.leader_epoch)
+                self._applier.begin()
+                leadership = self._leadership = Leadership(
+                    self._broker_id,
+                    state,
+                    replicas,
+                    self.settings.min_insync_replicas,
+                    self._own_end,
+                    self._staging.staged_end,
+                    self.log.high_watermark,
+                    self._clock.monotonic(),
+                )
+                self._epoch, self._leader_id = state.leader_epoch, self._broker_id
+            leadership.advance(self._own_end, self._staging.staged_end)
+            self._publish_watermark(leadership)
+        self.wake_waiters()
+        self._wake_replicas()
+        self.on_joinable(self)
+
+    def follow(self, leader_id: int, leader_epoch: int) -> None:
+        """Follow a leader, -1 for nobody, from now on. Appends that are not acknowledged get an error."""
+        with self._role_lock:
+            if leader_epoch < self._epoch:
+                return
+            self._leadership, self._epoch, self._leader_id = None, leader_epoch, leader_id
+            self._readable_limit = self.log.high_watermark
+        self.wake_waiters()
+        self._wake_replicas()
+
+    @property
+    def leads(self) -> bool:
+        return self._leadership is not None
+
+    @property
+    def leader_id(self) -> int:
+        """The broker that leads, as far as this replica knows; -1: none does."""
+        return self._leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch in which this replica leads or follows; -1: in none yet."""
+        return self._epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """Every record before it is on all replicas of the in-sync set, as far as this one knows."""
+        limit = self._readable_limit
+        return self.end_offset if limit == _NO_LIMIT else limit
+
+    @property
+    def _own_end(self) -> int:
+        """Up to where this replica has what an ack promises."""
+        return self.log.flushed_offset if self.log.needs_flush_for_ack else self.log.end_offset
+
+    def _publish_watermark(self, leadership: Leadership) -> None:
+        """Role lock held: let readers read up to the high watermark."""
+        if leadership.is_alone:
+            self._readable_limit = _NO_LIMIT
+        else:
+            self._readable_limit = leadership.watermark
+            self.log.high_watermark = leadership.watermark
+
+    def _advance(self) -> None:
+        """Move the high watermark after the log's end, a follower or the in-sync set has moved, and wake readers."""
+        if self._readable_limit == _NO_LIMIT or self._leadership is None:
+            return  # before the lock: a follower flushes while it has it
+        with self._role_lock:
+            leadership = self._leadership
+            if leadership is None or not leadership.advance(self._own_end, self._staging.staged_end):
+                return
+            self._publish_watermark(leadership)
+        self.wake_waiters()
+
+    # --- what requests do ----------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self, batches: Sequence[Batch], needs_replicas: bool = False
+    ) -> tuple[int, list[Appended | KafkalogError]]:
+        """Append checked batches in one write; returns the leader epoch, and each batch's outcome, in order. Wakes
+        readers that wait for data.
+
+        Args:
+            needs_replicas: the ack will wait for the in-sync set.
+
+        Raises:
+            NotLeader: this broker does not lead (any more).
+            NotEnoughReplicas: the ack could not be given; nothing was written.
             StorageFailed, DiskFull: nothing was written.
         """
-        if self._closed:
+        leadership = self._leadership
+        if self._closed or leadership is None:
             raise self._not_here()
+        if needs_replicas:
+            self._check_enough(leadership)
         try:
-            outcomes = self.log.append(batches)
-        except Closed:  # between the check above and here
+            outcomes = self.log.append(batches, leadership.epoch)
+        except (Closed, FencedLeaderEpoch):  # between the check above and here
             raise self._not_here() from None
-        if self._waiters:
-            self.wake_waiters()
-        return outcomes
+        if self._readable_limit == _NO_LIMIT:
+            if self._waiters:
+                self.wake_waiters()
+        else:
+            if self._replica_waiters:
+                self._wake_replicas()
+            self._advance()
+        return leadership.epoch, outcomes
+
+    def _check_enough(self, leadership: Leadership) -> None:
+        """Raises NotEnoughReplicas."""
+        if leadership.is_below_min:
+            raise NotEnoughReplicas(
+                partition=self.label, insync=list(leadership.state.isr), least=leadership.min_insync
+            )
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
         """A description of the bytes from an offset on; see Reader.read."""
@@ -114,15 +315,6 @@ class Partition:
     def is_open(self) -> bool:
         """Whether requests are served; the directory may have closed the log."""
         return not self._closed and not self._reader.closed
-
-    @property
-    def leader_epoch(self) -> int:
-        """The epoch stamped into batches."""
-        return self.log.leader_epoch
-
-    @leader_epoch.setter
-    def leader_epoch(self, epoch: int) -> None:
-        self.log.leader_epoch = epoch
 
     @property
     def start_offset(self) -> int:
@@ -150,6 +342,7 @@ class Partition:
         end = view.end_offset
         if rule.flushed_only:
             end = max(view.flushed_offset, min(rule.shown_offset, end))
+        end = min(end, self._readable_limit)
         from_offset = hidden.from_offset
         return view, end if from_offset is None or end <= from_offset else max(view.start_offset, from_offset)
 
@@ -179,12 +372,235 @@ class Partition:
                 offset=offset, partition=self.label, start_offset=start_offset, end_offset=end_offset
             )
         with self._hosted():
-            return self.log.delete_before(end_offset if offset == -1 else offset)
+            start_offset = self.log.delete_before(end_offset if offset == -1 else offset)
+        self._wake_replicas()
+        return start_offset
 
-    def truncate_to(self, offset: int) -> int:
-        """Cut off every batch with an offset at or after the given one; see Log.truncate_to."""
+    def check_leads(self, epoch: int) -> None:
+        """Raises NotLeader: this replica does not lead in that epoch (any more)."""
+        leadership = self._leadership
+        if leadership is None or leadership.epoch != epoch:
+            raise self._not_here()
+
+    def end_for_readers(self) -> int:
+        """The readable end, for who asks for the latest offset.
+
+        Raises:
+            OffsetNotAvailable: a new leader does not know yet up to where the last one let readers read (KIP-207); an
+                end before that would look like lost data.
+        """
+        leadership = self._leadership
+        if leadership is not None and leadership.watermark < leadership.start_offset and not leadership.is_alone:
+            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch)
+        return self.readable_end_offset
+
+    # --- what followers ask of the leader ----------------------------------------------------------------------------
+
+    def fetched(
+        self,
+        broker_id: int,
+        directory: str,
+        pulse: Pulse,
+        epoch: int,
+        end_offset: int,
+        last_epoch: int,
+        staged: Sequence[StagedCopy],
+    ) -> tuple[int, int] | None:
+        """A follower asks for what comes after the end of its log.
+
+        Args:
+            epoch: of the leader, as the follower believes.
+            end_offset, last_epoch: where the follower's log ends, and the epoch in which it does.
+            staged: what it has of what is staged.
+
+        Returns:
+            None if its log agrees with this one up to there; then it has everything before its end. Else the last
+            epoch of this log that may agree, and where it ended here.
+
+        Raises:
+            NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: one of the two does not know the newest epoch.
+            OffsetOutOfRange: the log begins after the follower's end.
+        """
+        with self._hosted(), self._role_lock:
+            leadership = self._leadership
+            if leadership is None:
+                raise self._not_here()
+            if epoch != leadership.epoch:
+                error = FencedLeaderEpoch if epoch < leadership.epoch else UnknownLeaderEpoch
+                raise error(partition=self.label, epoch=epoch, current=leadership.epoch)
+            view = self._reader.view
+            if end_offset < view.start_offset:
+                raise self._reader.out_of_range(end_offset, view, view.end_offset)
+            if last_epoch >= 0:
+                found, ended = self.log.epoch_end(last_epoch)
+                if found != last_epoch or ended < end_offset:
+                    return found, ended
+            elif end_offset > view.end_offset:
+                return -1, view.start_offset
+            staged_end, _ = self._staging.lacking(staged, 0)
+            joinable = leadership.fetched(
+                broker_id,
+                directory,
+                pulse,
+                end_offset,
+                staged_end,
+                view.end_offset,
+                self._staging.staged_end,
+            )
+        self._advance()
+        if joinable:
+            self.on_joinable(self)
+        return None
+
+    def read_as_replica(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
+        """As `read`, up to the log's end."""
         with self._hosted():
-            end_offset = self.log.truncate_to(offset)
+            return self._reader.read(offset, max_bytes, hint)
+
+    def staged_pieces(self, staged: Sequence[StagedCopy], max_bytes: int) -> list[FileSlice]:
+        """What a follower lacks of what is staged here, as it stands in the files."""
+        with self._hosted():
+            _, pieces = self._staging.lacking(staged, max_bytes)
+            return [piece for each in pieces if (piece := self._staging.slice(each)) is not None]
+
+    def staged_copies(self) -> list[StagedCopy]:
+        """The files of what is staged here."""
+        return self._staging.copies()
+
+    # --- the in-sync set ---------------------------------------------------------------------------------------------
+
+    def wanted_changes(self, now: float, lag_seconds: float, live: Mapping[int, int]) -> Wanted | None:
+        """How the in-sync set is to change; None: this replica does not lead, or nothing is to change. Not asked while
+        a change is being written. See `Leadership.changes`."""
+        if self._readable_limit == _NO_LIMIT:
+            return None
+        with self._role_lock:
+            leadership = self._leadership
+            if leadership is None or self._closed:
+                return None
+            joining, leaving = leadership.changes(now, lag_seconds, self.log.end_offset, self._staging.staged_end, live)
+            wanted = Wanted(leadership.state, joining, leaving, bool(leadership.joining))
+            return wanted if any(wanted[1:]) else None
+
+    def _adopt(self, leadership: Leadership, state: PartitionState) -> None:
+        """Role lock held."""
+        before = leadership.state.isr
+        if leadership.adopt(state) and state.isr != before:
+            log.info(
+                "in_sync_set_changed",
+                partition=self.label,
+                isr=list(state.isr),
+                leader_epoch=state.leader_epoch,
+                at_min=len(state.isr) == leadership.min_insync,
+            )
+
+    def begin_change(self, wanted: Wanted) -> bool:
+        """Count those that are to join for the high watermark from now on, because they may be in the set soon. Returns
+        False if the epoch is over."""
+        with self._role_lock:
+            leadership = self._leadership
+            if leadership is None or leadership.epoch != wanted.state.leader_epoch:
+                return False
+            for each in wanted.joining:
+                leadership.asked_to_join(each)
+            return True
+
+    def take_outcome(self, wanted: Wanted, state: PartitionState | None) -> None:
+        """A write of a change is over: this state was read after it. None: nothing will be written any more."""
+        with self._role_lock:
+            leadership = self._leadership
+            if leadership is None or leadership.epoch != wanted.state.leader_epoch:
+                return
+            if state is not None:
+                self._adopt(leadership, state)
+            # A write whose answer was lost may be executed later, as long as the state has the version that it names.
+            if state is None or state.version > wanted.state.version or not wanted.is_unresolved:
+                leadership.nothing_asked()
+        self._advance()
+        self.wake_waiters()  # acks may have become impossible
+
+    # --- what a follower does ----------------------------------------------------------------------------------------
+
+    def position(self) -> Position:
+        """What this follower has. It is durable as far as acks promise that: the log with flush.messages=1, and
+        prepared sets."""
+        with self._role_lock, self._hosted():
+            if self.log.needs_flush_for_ack:
+                self.log.flush_to(self.log.end_offset)
+            self._staging.sync_copies()
+            return Position(
+                self._leader_id, self._epoch, self.log.end_offset, self.log.last_epoch, self._staging.copies()
+            )
+
+    def append_as_follower(self, data: memoryview, epoch: int) -> int:
+        """Append the leader's bytes; a last batch that is cut is left out. Returns the new end offset.
+
+        Raises:
+            FencedLeaderEpoch: this replica does not follow in that epoch (any more).
+            CorruptBatch, OffsetOutOfRange: the bytes are not what comes next.
+            StorageFailed, DiskFull.
+        """
+        with self._following(epoch):
+            return self.log.append_stamped(data, epoch)
+
+    def watermark_is(self, watermark: int, start_offset: int, epoch: int) -> None:
+        """Take over the leader's high watermark and the start of its log, after this log agrees with the leader's
+        (rule 12)."""
+        with self._following(epoch):
+            self.log.high_watermark = self._readable_limit = max(
+                self.log.high_watermark, min(watermark, self.log.end_offset)
+            )
+            if self.log.start_offset < start_offset <= self.log.end_offset:
+                self.log.delete_before(start_offset)
+
+    def truncate_as_follower(self, agreed_epoch: int, agreed_end_offset: int, epoch: int) -> None:
+        """Cut off what the leader does not have: see `fetched` (rule 1).
+
+        Raises:
+            ReplicaDiverged: readers have seen what would be cut off, and the topic does not allow that.
+        """
+        with self._following(epoch):
+            _, ended = self.log.epoch_end(agreed_epoch)
+            to = max(min(ended, agreed_end_offset), self.log.start_offset)
+            if to < self.log.high_watermark and not self.settings.unclean_leader_election_enable:
+                raise ReplicaDiverged(
+                    partition=self.label, offset=to, high_watermark=self.log.high_watermark, leader=self._leader_id
+                )
+            self._truncate_to(to)
+
+    def begin_anew(self, offset: int, epoch: int) -> None:
+        """Drop the log, because the leader's begins after its end."""
+        with self._following(epoch):
+            self.log.reset_to(offset)
+            self._applier.truncated(offset)
+            self.log.high_watermark = self._readable_limit = offset
+
+    def copy_staged(self, number: int, position: int, data: memoryview, epoch: int) -> None:
+        """Write bytes of a file of what is staged at the leader. Raises as `Staging.copy`, FencedLeaderEpoch."""
+        with self._following(epoch):
+            self._staging.copy(number, position, data)
+
+    def keep_only_staged(self, copies: Iterable[StagedCopy], epoch: int) -> None:
+        """Forget what the leader has not staged (any more)."""
+        with self._following(epoch):
+            self._staging.keep_only(copies)
+
+    def forget_copies(self) -> None:
+        """Forget all that is staged here, because the machine may have lost a part of it."""
+        with self._hosted():
+            self._staging.keep_only(())
+
+    @contextmanager
+    def _following(self, epoch: int) -> Iterator[None]:
+        with self._role_lock:
+            if self._leadership is not None or self._epoch != epoch:
+                raise FencedLeaderEpoch(partition=self.label, epoch=epoch, current=self._epoch)
+            with self._hosted():
+                yield
+
+    def _truncate_to(self, offset: int) -> int:
+        """Cut off every batch with an offset at or after the given one; see Log.truncate_to."""
+        end_offset = self.log.truncate_to(offset)
         self._applier.truncated(end_offset)
         with self._applier.no_changes():
             rule = self._flush_rule
@@ -193,16 +609,19 @@ class Partition:
 
     # --- staged writes -------------------------------------------------------------------------------------------
 
-    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int]:
-        """Keep checked batches of a part beside the log; see Staging.stage."""
-        with self._hosted():
-            return self._staging.stage(uuid, batches)
+    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int, Ack | None]:
+        """Keep checked batches of a part beside the log. Returns how many batches the part has, how many bytes, and
+        what the ack waits for. See Staging.stage; raises NotLeader, NotEnoughReplicas too."""
+        with self._staging_as_leader(needs_replicas=True) as epoch:
+            return *self._staging.stage(uuid, batches), self._staged_ack(epoch)
 
-    def prepare(self, prepared: PreparedSet) -> None:
-        """Record parts as a set; it is durable after `keep_prepared`. See Applier.prepare."""
-        with self._hosted():
+    def prepare(self, prepared: PreparedSet) -> Ack | None:
+        """Record parts as a set; it is durable after `keep_prepared`, and on the replicas when the ack is kept. See
+        Applier.prepare."""
+        with self._staging_as_leader(needs_replicas=True) as epoch:
             self._applier.prepare(prepared)
             self._staging.request_sync()
+            return self._staged_ack(epoch)
 
     def keep_prepared(self, commit_uuid: bytes) -> None:
         """Make a recorded set durable, and check that it is as it was staged. Raises as Staging.check."""
@@ -215,19 +634,42 @@ class Partition:
 
         The flush that shows the batch wakes waiting readers; they are also woken here, in case that flush is over.
         """
-        try:
-            with self._hosted():
-                return self._applier.apply(transactional_id, producer_id, batch_id, commit_uuid)
-        finally:
-            self.wake_waiters()
+        with self._applying() as epoch:
+            return self._applier.apply(transactional_id, producer_id, batch_id, commit_uuid, epoch)
 
     def try_apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied | None:
         """`apply`, or None while another apply or drop is under way."""
+        with self._applying() as epoch:
+            return self._applier.try_apply(transactional_id, producer_id, batch_id, commit_uuid, epoch)
+
+    @contextmanager
+    def _applying(self) -> Iterator[int]:
+        """Yields the leader epoch."""
         try:
-            with self._hosted():
-                return self._applier.try_apply(transactional_id, producer_id, batch_id, commit_uuid)
+            with self._staging_as_leader() as epoch:
+                yield epoch
         finally:
+            self._advance()
             self.wake_waiters()
+
+    @contextmanager
+    def _staging_as_leader(self, needs_replicas: bool = False) -> Iterator[int]:
+        """Yields the leader epoch. Followers copy what the `with` block stages or appends.
+
+        Raises:
+            NotLeader: this broker does not lead.
+            NotEnoughReplicas: what is staged could not be acknowledged.
+        """
+        leadership = self._leadership
+        if leadership is None:
+            raise self._not_here()
+        if needs_replicas:
+            self._check_enough(leadership)
+        with self._hosted():
+            try:
+                yield leadership.epoch
+            finally:
+                self._wake_replicas()
 
     @property
     def unsynced_staged_bytes(self) -> int:
@@ -245,25 +687,37 @@ class Partition:
         return self._applier.applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
 
     def finish_apply(self, applied: Applied) -> None:
-        """Wait until an applied batch is durable; readers see it from then on."""
+        """Wait until an applied batch is durable here; readers see it from then on, once the in-sync set has it."""
         with self._hosted():
             self._applier.finish(applied)
+        self._advance()
+
+    def ack_of_apply(self, applied: Applied) -> Ack | None:
+        """What the ack of an applied batch waits for besides `finish_apply`; None: for nothing."""
+        if self._readable_limit == _NO_LIMIT:
+            return None
+        staged_end = self._staging.staged_end
+        return Ack(self, applied.epoch, applied.sync_to, staged_end, needs_flush=False, needs_replicas=True)
+
+    def is_flushed_to(self, end_offset: int) -> bool:
+        """Whether the log is durable up to an offset. Raises StorageFailed, NotLeader."""
+        return self.keeps(Ack(self, self._epoch, end_offset, -1, needs_flush=True, needs_replicas=False))
 
     def drop(self, commit_uuid: bytes, below_version: int, wait: bool = True) -> bool:
         """Forget a prepared set; see Applier.drop."""
-        with self._hosted():
+        with self._staging_as_leader():
             dropped = self._applier.drop(commit_uuid, below_version, wait)
         self.wake_waiters()
         return dropped
 
     def forget_staged(self, transactional_id: str, batch_id: int, stays: bool) -> None:
         """Forget a transaction's staged data up to a batch that is done. `stays` as in `Applier.forget`."""
-        with self._hosted():
+        with self._staging_as_leader():
             self._applier.forget(transactional_id, batch_id, stays)
 
     def abort_parts(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""
-        with self._hosted():
+        with self._staging_as_leader():
             self._staging.abort(uuids)
 
     def renew(self, write: Write) -> None:
@@ -272,14 +726,17 @@ class Partition:
             self._staging.renew(write)
 
     def expire(self, writes: Collection[Write], before: float) -> int:
-        """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many."""
-        with self._hosted():
+        """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many. A follower
+        forgets what its leader has forgotten."""
+        if self._leadership is None:
+            return 0
+        with self._staging_as_leader():
             return self._staging.expire(writes, before)
 
     def forget_silent_transactions(self) -> None:
         """Forget the apply progress of transactions that ended long ago."""
-        if self.log.knows_transactions:
-            with self._hosted():
+        if self.log.knows_transactions and self._leadership is not None:
+            with self._staging_as_leader():
                 self._applier.forget_silent()
 
     @property
@@ -299,32 +756,54 @@ class Partition:
             raise self._not_here()
         try:
             yield
-        except Closed:
+        except (Closed, FencedLeaderEpoch):
             raise self._not_here() from None
 
     def _flushed(self) -> None:
         self._applier.flushed()
+        if self._readable_limit != _NO_LIMIT and self.log.needs_flush_for_ack:
+            self._advance()
         self.wake_waiters()
 
     # --- acks ----------------------------------------------------------------------------------------------------
 
-    @property
-    def needs_flush_for_ack(self) -> bool:
-        """Whether an ack requires a flush (flush.messages=1)."""
-        return self.log.needs_flush_for_ack
+    def ack_of(self, end_offset: int, epoch: int, needs_replicas: bool) -> Ack | None:
+        """What the ack of an append up to an offset waits for; None: for nothing.
 
-    def is_flushed_to(self, end_offset: int) -> bool:
-        """Whether the log is durable up to an offset.
-
-        Raises:
-            StorageFailed: it cannot be known any more.
-            NotLeader: the partition was closed here before the flush.
+        Args:
+            needs_replicas: acks=all.
         """
+        needs_flush = self.log.needs_flush_for_ack
+        needs_replicas = needs_replicas and self._readable_limit != _NO_LIMIT
+        if not needs_flush and not needs_replicas:
+            return None
+        return Ack(self, epoch, end_offset, -1, needs_flush, needs_replicas)
+
+    def _staged_ack(self, epoch: int) -> Ack | None:
+        """What the ack of all that is staged by now waits for; None: for nothing."""
+        if self._readable_limit == _NO_LIMIT:
+            return None
+        return Ack(self, epoch, 0, self._staging.staged_end, needs_flush=False, needs_replicas=True)
+
+    def keeps(self, ack: Ack) -> bool:
+        """See `Ack.is_kept`."""
         failed = self._directory.failed
         if failed is not None:
             raise StorageFailed(**failed.facts)
         closed = self._closed  # read before the offset, because a clean close flushes first
-        if self.log.flushed_offset >= end_offset:
+        is_flushed = not ack.needs_flush or self.log.flushed_offset >= ack.end_offset
+        if ack.needs_replicas:
+            with self._role_lock:
+                leadership = self._leadership
+                if leadership is None or leadership.epoch != ack.epoch:
+                    raise self._not_here()
+                if leadership.watermark < ack.end_offset or leadership.staged_watermark < ack.staged_end:
+                    if leadership.is_below_min:
+                        raise NotEnoughReplicasAfterAppend(
+                            partition=self.label, insync=list(leadership.state.isr), least=leadership.min_insync
+                        )
+                    is_flushed = False
+        if is_flushed:
             return True
         if closed:
             raise self._not_here()
@@ -343,6 +822,21 @@ class Partition:
     def unregister(self, wake: Wake) -> None:
         with self._lock:
             self._waiters.discard(wake)
+
+    def register_replica(self, wake: Wake) -> None:
+        """As `register`, for a follower: called at the next append or change of the role."""
+        with self._lock:
+            self._replica_waiters.add(wake)
+
+    def unregister_replica(self, wake: Wake) -> None:
+        with self._lock:
+            self._replica_waiters.discard(wake)
+
+    def _wake_replicas(self) -> None:
+        with self._lock:
+            waiters, self._replica_waiters = self._replica_waiters, set()
+        for wake in waiters:
+            wake()
 
     def wake_waiters(self) -> None:
         with self._lock:
@@ -363,6 +857,10 @@ class Partition:
         with self.log.no_appends(), self._applier.no_changes():
             self._flush_rule = _FlushRule(settings.flush_visibility == "flushed", self.readable_end_offset)
         self.log.update_settings(settings)
+        with self._role_lock:
+            if self._leadership is not None:
+                self._leadership.configure(self._replicas, settings.min_insync_replicas)
+        self._advance()
         self.wake_waiters()
 
     def close(self) -> None:
@@ -370,5 +868,6 @@ class Partition:
         more. Waits for no fdatasync. The directory closes the log, which another Partition may open at once."""
         self._closed = True
         self.wake_waiters()
+        self._wake_replicas()
         self._staging.close()
         self._applier.close()

@@ -4,6 +4,7 @@ after its directory is out of service."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from broker.config import BrokerSettings
 from broker.replica.metadata import Metadata
@@ -11,8 +12,11 @@ from broker.replica.undone import Undone
 from broker.storage.disk_errors import DirectoryHealth
 from kafkalog.clock import Clock
 from kafkalog.errors import InvalidSetting
+from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord
+
+log = get_logger(__name__)
 
 
 class Registration:
@@ -23,7 +27,12 @@ class Registration:
     """
 
     def __init__(
-        self, record: BrokerRecord, metadata: Metadata, health: DirectoryHealth, settings: BrokerSettings, clock: Clock
+        self,
+        record: BrokerRecord,
+        metadata: Metadata,
+        health: DirectoryHealth,
+        settings: BrokerSettings,
+        clock: Clock,
     ) -> None:
         self._record = record
         self._metadata = metadata
@@ -60,6 +69,36 @@ class Registration:
         self._health.check()
         self._metadata.wait_until(lambda: self._record.broker_id in self._metadata.brokers, 10.0)
 
+    def raise_epoch(self) -> None:
+        """End all registrations of this broker until now, and go on with the next one if it is registered. Raises
+        ZooKeeperUnreachable."""
+        registry.raise_broker_epoch(self._session, self._record)
+
+    def announce_stop(self) -> None:
+        """Announce that this broker is about to stop: other in-sync replicas take over its partitions. Raises
+        ZooKeeperUnreachable."""
+        with self._metadata.changed:
+            self._record = replace(self._record, stopping=True)
+            is_registered = self._asked and not self._withdrawn
+        if is_registered:
+            registry.register_broker(self._session, self._record)
+
+    def wait_without_leaderships(self, seconds: float) -> bool:
+        """Wait until this broker leads no partition that another in-sync replica could lead. Returns False if the time
+        ran out before."""
+        return self._metadata.wait_until(lambda: not self.leads_for_others, seconds)
+
+    @property
+    def leads_for_others(self) -> bool:
+        """Whether this broker leads a partition that another in-sync replica could lead."""
+        me = self._record.broker_id
+        others = {broker.broker_id for broker in self._metadata.brokers.values() if not broker.stopping} - {me}
+        return any(
+            state.leader == me and not others.isdisjoint(state.isr)
+            for topic in self._metadata.topics.values()
+            for state in topic.states.values()
+        )
+
     def _wait_for_id(self, holder: Callable[[], BrokerRecord | None]) -> None:
         """Wait until no other live broker has the id: a dead broker's entry ends with its session's timeout."""
         deadline = self._clock.monotonic() + self._settings.zookeeper_session_timeout_ms / 1000 + 2
@@ -78,6 +117,12 @@ class Registration:
         with self._metadata.changed:
             self._withdrawn = self._is_due = True
             self._metadata.changed.notify_all()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this broker's registration as it was last read; 0 while it is not registered."""
+        found = self._metadata.brokers.get(self._record.broker_id)
+        return found.epoch if found is not None and not registry.is_another(found, self._record) else 0
 
     @property
     def is_due(self) -> bool:

@@ -8,16 +8,19 @@ logs do not delay another topic. A failure with one topic affects that topic alo
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from broker.replica.host import Host, PartitionKey
 from broker.replica.metadata import Metadata
 from broker.replica.registration import Registration
 from broker.replica.undone import RETRY_SECONDS, Undone
 from kafkalog.clock import Clock
-from kafkalog.errors import PartitionLost, ZooKeeperUnreachable
+from kafkalog.errors import PartitionLost, UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
+from kafkalog.zk.registry import TopicRecord
 
 log = get_logger(__name__)
 
@@ -65,9 +68,10 @@ class Watcher:
             self._changed.notify_all()
 
     def _state_changed(self, connected: bool, session_is_new: bool) -> None:
-        if not connected:
-            return
         with self._changed:
+            self._metadata.is_current = False
+            if not connected:
+                return
             if session_is_new:
                 self._registration.session_lost()
             self._metadata.dirty |= _EVERYTHING
@@ -138,19 +142,23 @@ class Watcher:
             ready = {path for path in self._read_later if not self._host.is_behind(_topic_of(path))}
             self._metadata.dirty |= ready
             self._read_later -= self._metadata.dirty
+            if _EVERY_TOPIC in dirty:
+                self._metadata.is_current = self._session.connected and _EVERY_TOPIC not in self._metadata.dirty
             self._changed.notify_all()
 
     def _read_topics(self, dirty: Collection[str]) -> None:
-        """Read the topics that changed, and publish them."""
+        """Read the topics and the states that changed, and publish them. If only states of a topic changed, nothing
+        else of it is read: a broker that fails changes a state in each of many partitions."""
         watch = self._metadata.path_changed
         of_topics = {path for path in dirty if path.startswith(_EVERY_TOPIC) and path != _EVERY_TOPIC}
-        # Each state that is written here while a topic's logs are opened comes back as a change, and would cause a read
-        # of all the topic's states in every turn.
+        # Each state that is written here while a topic's logs are opened comes back as a change, with which the host
+        # would begin with the topic anew in every turn.
         own = {
             path for path in of_topics if path != paths.topic(name := _topic_of(path)) and self._host.is_opening(name)
         }
         topics = dict(self._metadata.topics)
-        changed = {_topic_of(path) for path in of_topics - own}
+        states = {path for path in of_topics - own if paths.partition_of_state(path) is not None}
+        changed = {_topic_of(path) for path in of_topics - own - states}
         if paths.TOPICS in dirty:
             names = set(registry.topic_names(self._session, watch))
             changed |= names | set(topics) if _EVERY_TOPIC in dirty else names ^ set(topics)
@@ -165,9 +173,37 @@ class Watcher:
                 else:
                     topics[name] = record
                     found.append(name)
+        found += self._read_states([path for path in states if _topic_of(path) not in changed], topics)
         self._read_later |= own
         self._host.look_at(found, gone)  # before `publish`: a topic's creator waits until it is not behind
         self._metadata.publish(topics)
+
+    def _read_states(self, wanted: Iterable[str], topics: dict[str, TopicRecord]) -> list[str]:
+        """Read states, and put them into the topics that have them. Returns the names of topics that changed by it."""
+        numbers: dict[str, dict[str, int]] = defaultdict(dict)  # by topic and path
+        for path in sorted(wanted):
+            name, topic_id, number = paths.partition_of_state(path) or ("", b"", 0)
+            topic = topics.get(name)
+            if topic is not None and topic.topic_id == topic_id and number < len(topic.replicas):
+                numbers[name][path] = number
+        every = [path for of_topic in numbers.values() for path in of_topic]
+        read = registry.read_states(self._session, every, self._metadata.path_changed)
+        changed = []
+        for name, of_topic in numbers.items():
+            with self._undone.sparing_others(paths.topic(name), is_last=False):
+                states = dict(topics[name].states)
+                for path, number in of_topic.items():
+                    state = read[path]
+                    if isinstance(state, UnreadableZnode):
+                        raise state
+                    if state is None:
+                        states.pop(number, None)
+                    else:
+                        states[number] = state
+                if states != topics[name].states:  # else this broker wrote them
+                    topics[name] = replace(topics[name], states=states)
+                    changed.append(name)
+        return changed
 
 
 def _topic_of(path: str) -> str:

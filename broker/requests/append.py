@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.replica.host import Host
-from broker.replica.partition import Partition
+from broker.replica.partition import Ack, Partition
 from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended
 from kafkalog.errors import (
@@ -43,7 +43,7 @@ from kafkalog.wire.frames import error_to_wire
 
 log = get_logger(__name__)
 
-ACKS_NONE, ACKS_LEADER = 0, 1
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 _ACK_TIMEOUT_MS = 30_000
 _RECORD_MIN = 4  # bytes that a record takes uncompressed, whatever it holds: its place in the value column's offsets
 _WRITTEN = memoryview(b"")
@@ -62,7 +62,7 @@ class Call:
         body: the batches of its partitions, one after the other; writable, because they are stamped in place; released
             when written.
         results: per partition of the request: (base_offset, append_timestamp_us, log_start_offset) or an error.
-        waits_for: by index of the result, (partition, end_offset) that must be flushed before the ack.
+        waits_for: by index of the result, what the ack waits for.
     """
 
     __slots__ = ("acks", "body", "correlation_id", "deadline", "held_bytes", "request", "results", "waits_for")
@@ -75,7 +75,7 @@ class Call:
         self.acks: int = request.acks
         self.body = body
         self.results: list[tuple[int, int, int] | KafkalogError] = []
-        self.waits_for: dict[int, tuple[Partition, int]] | None = None
+        self.waits_for: dict[int, Ack] | None = None
 
     @property
     def timeout_ms(self) -> int:
@@ -86,9 +86,9 @@ class Call:
         """Whether the ack's promise is kept, or can no longer be kept; the result is then that error."""
         waits_for = self.waits_for
         if waits_for:
-            for index, (partition, end_offset) in list(waits_for.items()):
+            for index, ack in list(waits_for.items()):
                 try:
-                    if not partition.is_flushed_to(end_offset):
+                    if not ack.is_kept():
                         return False
                 except KafkalogError as error:
                     self.results[index] = _kept(error)
@@ -96,8 +96,8 @@ class Call:
         return True
 
     def waiting_at(self) -> list[Partition]:
-        """The partitions whose flush is waited for."""
-        return [partition for partition, _ in self.waits_for.values()] if self.waits_for else []
+        """The partitions whose flush or followers are waited for."""
+        return [ack.partition for ack in self.waits_for.values()] if self.waits_for else []
 
     def failed(self) -> KafkalogError | None:
         """The first error among its partitions."""
@@ -108,12 +108,13 @@ class Call:
 class _Group:
     """The batches of several calls for one partition, to be written at once."""
 
+    needs_replicas: bool
     batches: list[tuple[BatchHeader, memoryview]] = field(default_factory=list)
     parts: list[tuple[Call, int, int]] = field(default_factory=list)  # call, index of its result, batches
 
 
-Groups = dict[Partition, _Group]
-"""What some calls bring, checked, by partition; to be written."""
+Groups = dict[tuple[Partition, bool], _Group]
+"""What some calls bring, checked, by partition and whether acks=all; to be written."""
 
 
 def append(calls: Sequence[Call], host: Host) -> None:
@@ -137,7 +138,7 @@ def check(calls: Sequence[Call], host: Host) -> Groups:
 
 def write(calls: Sequence[Call], groups: Groups) -> None:
     """The second half of `append`: waits for the logs' locks, and for their disk."""
-    for partition, group in groups.items():
+    for (partition, _), group in groups.items():
         _write(partition, group)
     for call in calls:
         call.body = _WRITTEN  # a view would keep a buffer that was given back
@@ -146,11 +147,9 @@ def write(calls: Sequence[Call], groups: Groups) -> None:
 def _sort_in(call: Call, host: Host, groups: Groups) -> None:
     """Check a call and put its batches with those of the same partition."""
     request, body = call.request, call.body
-    if call.acks not in (ACKS_NONE, ACKS_LEADER):
-        reason = "there is no replication yet; use acks=1"
-        if call.acks != -1:
-            reason = "it must be 0 (no answer), 1 (the leader has it) or -1 (all replicas)"
-        raise UnsupportedAcks(acks="all" if call.acks == -1 else call.acks, reason=reason)
+    if call.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+        reason = "it must be 0 (no answer), 1 (the leader has it) or -1 (all in-sync replicas have it)"
+        raise UnsupportedAcks(acks=call.acks, reason=reason)
     parts = request.partitions
     if len(parts) == 1:
         part = parts[0]
@@ -188,9 +187,10 @@ def _add(call: Call, part: pb.AppendPartition, data: memoryview, host: Host, gro
     except Exception as error:
         results.append(_defect(error, f"partition {part.partition}"))
         return
-    group = groups.get(partition)
+    key = partition, call.acks == ACKS_ALL
+    group = groups.get(key)
     if group is None:
-        group = groups[partition] = _Group()
+        group = groups[key] = _Group(key[1])
     group.batches += batches
     group.parts.append((call, len(results), len(batches)))
     results.append(_UNWRITTEN)
@@ -253,7 +253,7 @@ def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
 def _write(partition: Partition, group: _Group) -> None:
     """Append a group, and give each call its first error, or the place of its first batch."""
     try:
-        outcomes = partition.append_as_leader(group.batches)
+        epoch, outcomes = partition.append_as_leader(group.batches, group.needs_replicas)
     except KafkalogError as error:
         for call, index, _ in group.parts:
             call.results[index] = _kept(error)
@@ -264,7 +264,6 @@ def _write(partition: Partition, group: _Group) -> None:
             call.results[index] = defect
         return
     start_offset = partition.start_offset
-    needs_flush = partition.needs_flush_for_ack
     position = 0
     for call, index, count in group.parts:
         first = last = outcomes[position]
@@ -277,11 +276,13 @@ def _write(partition: Partition, group: _Group) -> None:
             call.results[index] = first
             continue
         call.results[index] = (first.base_offset, first.append_timestamp_us, start_offset)
-        if needs_flush and call.acks:
+        if call.acks:
             assert isinstance(last, Appended)
-            if call.waits_for is None:
-                call.waits_for = {}
-            call.waits_for[index] = (partition, last.end_offset)
+            ack = partition.ack_of(last.end_offset, epoch, group.needs_replicas)
+            if ack is not None:
+                if call.waits_for is None:
+                    call.waits_for = {}
+                call.waits_for[index] = ack
 
 
 def _kept(error: KafkalogError) -> KafkalogError:
@@ -301,8 +302,11 @@ def ack_reply(call: Call) -> pb.AppendReply:
     reply = pb.AppendReply()
     for index, result in enumerate(call.results):
         if call.waits_for and index in call.waits_for:
-            flush = f"the fdatasync of {call.waits_for[index][0].label}"
-            result = RequestTimedOut(what=flush, address="the broker's disk", timeout_ms=call.timeout_ms)
+            ack = call.waits_for[index]
+            what, address = f"the fdatasync of {ack.partition.label}", "the broker's disk"
+            if ack.needs_replicas:
+                what, address = f"the in-sync replicas' copy of {ack.partition.label}", "the other brokers"
+            result = RequestTimedOut(what=what, address=address, timeout_ms=call.timeout_ms)
         added = reply.partitions.add()
         if isinstance(result, KafkalogError):
             added.error.CopyFrom(error_to_wire(result))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.replica.host import Host
 from kafkalog.wire import broker_pb2 as pb
+from kafkalog.zk.controllers import read_controller
 
 
 def describe_cluster(request: pb.DescribeClusterRequest, host: Host, cluster_id: str) -> pb.ClusterDescription:
@@ -26,3 +27,11 @@ def describe_cluster(request: pb.DescribeClusterRequest, host: Host, cluster_id:
             version=broker.version,
         )
     return reply
+
+
+def describe_controller(request: pb.DescribeControllerRequest, host: Host) -> pb.ControllerDescription:
+    """The broker that is the controller now. Raises ZooKeeperUnreachable."""
+    found = read_controller(host.metadata.session)
+    if found is None:
+        return pb.ControllerDescription(broker_id=-1)
+    return pb.ControllerDescription(broker_id=found.broker_id, controller_epoch=found.epoch)

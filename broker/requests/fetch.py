@@ -7,6 +7,7 @@ they are sent. The port decides by `Answer.is_enough` whether to wait for more (
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from broker.replica.host import Host
 from broker.storage.segment import FileSlice, Hint
@@ -20,8 +21,11 @@ _SLICES_MAX = 500
 when the bytes are used up; a consumer asks first for those it has least of."""
 
 
+ReplyT = TypeVar("ReplyT")
+
+
 @dataclass(slots=True)
-class Answer:
+class Answer(Generic[ReplyT]):
     """The answer to a fetch at this moment.
 
     Attributes:
@@ -31,7 +35,7 @@ class Answer:
         failed: some partition has an error, which is returned at once.
     """
 
-    reply: pb.FetchReply
+    reply: ReplyT
     slices: list[FileSlice] = field(default_factory=list)
     length: int = 0
     failed: bool = False
@@ -49,7 +53,7 @@ class Answer:
         self.slices.clear()
 
 
-def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer:
+def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer[pb.FetchReply]:
     """What there is for a fetch right now.
 
     Args:
@@ -69,7 +73,7 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer:
     return answer
 
 
-def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer) -> int:
+def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer[pb.FetchReply]) -> int:
     """Add one partition to an answer; returns its bytes."""
     fetched = answer.reply.partitions.add()
     length = 0

@@ -22,7 +22,7 @@ def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsRe
             if wanted.at == pb.ListOffset.EARLIEST:
                 listed.found, listed.offset = True, partition.start_offset
             elif wanted.at == pb.ListOffset.LATEST:
-                listed.found, listed.offset = True, partition.readable_end_offset
+                listed.found, listed.offset = True, partition.end_for_readers()
             elif wanted.at == pb.ListOffset.TIMESTAMP:
                 found = partition.offset_for_timestamp(wanted.timestamp_us, wanted.from_offset)
                 if found is not None:

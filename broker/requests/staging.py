@@ -16,11 +16,11 @@ from typing import Any
 from broker.replica.applier import Applied
 from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
-from broker.replica.partition import Partition
+from broker.replica.partition import Ack, Partition
 from broker.requests.append import checked
 from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
-from kafkalog.errors import InternalError, InvalidRequest, KafkalogError
+from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, RequestTimedOut
 from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
 from kafkalog.format.decisions import UUID_SIZE, check_transactional_id
@@ -31,6 +31,7 @@ from kafkalog.wire.frames import error_to_wire
 
 log = get_logger(__name__)
 
+_ACK_TIMEOUT_MS = 30_000
 TURN_SECONDS = 2.0
 """How long a Prepare or Apply is worked at before it is answered as unfinished."""
 
@@ -54,6 +55,8 @@ class StageCall:
                 reason=f"a stage request's partitions have {total} bytes, but its body has {len(body)}"
             )
         self._reply = data_pb.StageReply()
+        self._waits_for: list[tuple[data_pb.StagedPartition, Ack]] = []
+        self.timeout_ms = min(request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
         self._checked: list[tuple[data_pb.StagedPartition, Partition, bytes, list[Batch]]] = []
         start = 0
         for wanted in request.partitions:
@@ -66,12 +69,42 @@ class StageCall:
                 self._checked.append((staged, partition, wanted.uuid, checked(data, partition, staged=True)))
 
     def write(self) -> data_pb.StageReply:
-        """Keep the batches beside their logs. The answer means that the operating system has them."""
+        """Keep the batches beside their logs. The answer, once it `is_acked`, means that the operating systems of the
+        in-sync set have them."""
         for staged, partition, uuid, batches in self._checked:
             with _errors_in(staged):
-                staged.batches, staged.length = partition.stage(uuid, batches)
+                staged.batches, staged.length, ack = partition.stage(uuid, batches)
+                if ack is not None:
+                    self._waits_for.append((staged, ack))
         self._checked.clear()
         return self._reply
+
+    def is_acked(self) -> bool:
+        """Whether the in-sync sets have all that was written, or it cannot be known any more; a partition then has that
+        error."""
+        for staged, ack in list(self._waits_for):
+            try:
+                if not ack.is_kept():
+                    return False
+            except KafkalogError as error:
+                staged.Clear()
+                staged.error.CopyFrom(error_to_wire(error))
+            self._waits_for.remove((staged, ack))
+        return True
+
+    def waiting_at(self) -> list[Partition]:
+        """The partitions whose followers are waited for."""
+        return [ack.partition for _, ack in self._waits_for]
+
+    def give_up(self) -> None:
+        """The time for the ack is over."""
+        for staged, ack in self._waits_for:
+            what = f"the in-sync replicas' copy of what is staged for {ack.partition.label}"
+            staged.Clear()
+            staged.error.CopyFrom(
+                error_to_wire(RequestTimedOut(what=what, address="the other brokers", timeout_ms=self.timeout_ms))
+            )
+        self._waits_for.clear()
 
 
 def renew(request: pb.RenewRequest, host: Host) -> pb.RenewReply:
@@ -103,30 +136,32 @@ def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: f
     """
     _check_transaction(request)
     reply = pb.PrepareReply()
-    prepared: list[tuple[pb.PreparedPartition, Partition, Job]] = []
-    at_once: list[tuple[pb.PreparedPartition, Partition]] = []
+    prepared: list[tuple[pb.PreparedPartition, Partition, Ack | None, Job]] = []
+    at_once: list[tuple[pb.PreparedPartition, Partition, Ack | None]] = []
     left = _AT_ONCE_BYTES
     for wanted in request.partitions:
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = host.leader_of(wanted.topic_id, wanted.partition)
-            partition.prepare(_set_of(request, wanted))
+            ack = partition.prepare(_set_of(request, wanted))
             left -= max(partition.unsynced_staged_bytes, partition.prepared_bytes(request.commit_uuid))
             if left >= 0 and not jobs.syncs.is_busy(partition):
-                at_once.append((answer, partition))
+                at_once.append((answer, partition, ack))
                 continue
             key = request.commit_uuid, request.version
             job = jobs.syncs.ask(partition, key, partial(partition.keep_prepared, request.commit_uuid))
-            prepared.append((answer, partition, job))
+            prepared.append((answer, partition, ack, job))
     deadline = _turn_end(host, seconds)
-    for answer, partition in at_once:
+    for answer, partition, ack in at_once:
         with _errors_in(answer):
             partition.keep_prepared(request.commit_uuid)
+            answer.unfinished = not _is_acked(ack, deadline, host)
         _say_progress(answer, partition)
-    for answer, partition, job in prepared:
+    for answer, partition, ack, job in prepared:
         with _errors_in(answer):
             if job.wait(deadline - host.clock.monotonic()):
                 job.result()
+                answer.unfinished = not _is_acked(ack, deadline, host)
             else:
                 answer.unfinished = True
         _say_progress_of(job, answer, partition, host)
@@ -177,6 +212,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
         with _errors_in(answer):
             partition.finish_apply(applied)
             answer.end_offset = applied.end_offset
+            answer.unfinished = not _is_acked(partition.ack_of_apply(applied), deadline, host)
         _say_progress(answer, partition)
     for answer, partition, job in applying:
         with _errors_in(answer):
@@ -188,8 +224,14 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
             else:
                 partition.finish_apply(done)
                 answer.end_offset = done.end_offset
+                answer.unfinished = not _is_acked(partition.ack_of_apply(done), deadline, host)
         _say_progress_of(job, answer, partition, host)
     return reply
+
+
+def _is_acked(ack: Ack | None, deadline: float, host: Host) -> bool:
+    """Whether the in-sync set has what an ack promises; waits for it until a time. Raises as `Ack.is_kept`."""
+    return ack is None or wait_for([ack.partition], ack.is_kept, deadline, host.clock)
 
 
 def _turn_end(host: Host, seconds: float) -> float:

@@ -12,13 +12,21 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from broker.config import TopicSettings
+from broker.controller.placement import place_replicas
 from broker.replica.host import Host
 from broker.replica.metadata import topic_settings
-from kafkalog.errors import InvalidPartitions, InvalidRequest, InvalidTopicName, KafkalogError, UnknownTopic
+from kafkalog.errors import (
+    InvalidPartitions,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    KafkalogError,
+    UnknownTopic,
+)
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 from kafkalog.zk import groups, paths, registry
@@ -30,6 +38,7 @@ They must cover what was read and not yet committed: a stream publishes its posi
 that gets a million records a second gets this many in ten. More would cost a stream with failOnDataLoss=false, because
 it crosses the gap in micro-batches of maxOffsetsPerTrigger."""
 _START_OFFSET_MAX = 1 << 62
+_MIN_INSYNC = "min.insync.replicas"
 _COMMITTED_MAX = 1 << 53
 """A larger committed offset is no position in a log: 285 years at a million records a second."""
 _SEEN_SECONDS = 10.0
@@ -62,28 +71,30 @@ def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDe
 
 
 def create_topic(request: pb.CreateTopicRequest, host: Host, seconds_left: float) -> pb.TopicDescription:
-    """Make a topic, its partitions spread round robin over the live brokers.
+    """Make a topic, its replicas spread over the live brokers.
 
     Args:
         seconds_left: until the caller gives the call up.
 
     Raises:
-        InvalidTopicName, InvalidPartitions, TopicExists, NoBrokers, UnknownSetting, InvalidSetting.
+        InvalidTopicName, InvalidPartitions, TopicExists, NoBrokers, InvalidReplicationFactor, UnknownSetting,
+            InvalidSetting.
     """
     if not paths.is_valid_name(request.name):
         raise InvalidTopicName(topic=request.name)
-    if request.replicas > 1:
-        raise InvalidRequest(
-            reason=f"topic '{request.name}' cannot have {request.replicas} replicas: there is no replication yet"
-        )
+    replication_factor = request.replicas or host.settings.default_replication_factor
     count = request.partitions or host.settings.num_partitions
     _check_count(request.name, count, host)
     config = _checked_config(dict(request.config))
+    least = min(host.settings.default_min_insync_replicas, replication_factor)
+    if _MIN_INSYNC not in config and least > 1:
+        config[_MIN_INSYNC] = str(least)
+    _check_min_insync(config, replication_factor)
     topic = TopicRecord(
         name=request.name,
         topic_id=uuid.uuid4().bytes,
         config=config,
-        replicas=_place(host, count),
+        replicas=_place(host, count, replication_factor),
         created_us=host.clock.now_us(),
     )
     registry.create_topic(host.metadata.session, topic)
@@ -97,20 +108,22 @@ def alter_topic(request: pb.AlterTopicRequest, host: Host, seconds_left: float) 
         seconds_left: until the caller gives the call up.
 
     Raises:
-        UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers.
+        UnknownTopic, InvalidPartitions, UnknownSetting, InvalidSetting, NoBrokers, InvalidReplicationFactor.
     """
     while True:
         topic = registry.read_topic(host.metadata.session, request.name) if paths.is_valid_name(request.name) else None
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=request.name)
         config = _altered_config(topic.config, request)
+        if topic.replicas:
+            _check_min_insync(config, len(topic.replicas[0]))
         replicas = list(topic.replicas)
         if request.partitions:
             if request.partitions < len(replicas):
                 reason = f"it has {len(replicas)}, and partitions cannot be removed"
                 raise InvalidPartitions(topic=topic.name, partitions=request.partitions, reason=reason)
             _check_count(topic.name, request.partitions, host)
-            replicas += _place(host, request.partitions - len(replicas))
+            replicas += _place(host, request.partitions - len(replicas), len(replicas[0]))
         altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
         if registry.update_topic(host.metadata.session, altered):
             added = range(len(topic.replicas), len(replicas))
@@ -201,11 +214,23 @@ def _check_count(topic: str, count: int, host: Host) -> None:
         raise InvalidPartitions(topic=topic, partitions=count, reason=reason)
 
 
-def _place(host: Host, count: int) -> list[tuple[int, ...]]:
+def _place(host: Host, count: int, replication_factor: int) -> list[tuple[int, ...]]:
     hosted = Counter(
         broker for topic in host.metadata.topics.values() for replicas in topic.replicas for broker in replicas
     )
-    return registry.place_partitions(registry.live_brokers(host.metadata.session), hosted, count)
+    led = Counter(replicas[0] for topic in host.metadata.topics.values() for replicas in topic.replicas)
+    live = registry.live_brokers(host.metadata.session).values()
+    return place_replicas(
+        {each.broker_id: each.rack for each in live if not each.stopping}, led, hosted, count, replication_factor
+    )
+
+
+def _check_min_insync(config: Mapping[str, str], replication_factor: int) -> None:
+    """Raises InvalidSetting: acks=all could never be given, and nothing be read."""
+    least = int(config.get(_MIN_INSYNC, 1))
+    if least > replication_factor:
+        reason = f"the topic has {replication_factor} {'replica' if replication_factor == 1 else 'replicas'}"
+        raise InvalidSetting(name=_MIN_INSYNC, value=least, reason=reason)
 
 
 def _bounded(seconds: float, left: float) -> float:
@@ -223,13 +248,15 @@ def _once_opened(
         seen = host.metadata.topics.get(topic.name)
         return seen if seen is not None and seen.topic_id == topic.topic_id else None
 
+    live = host.metadata.brokers.keys()
+
     def opened() -> bool:
         seen = current()
         return (
             seen is not None
             and seen.version >= version
             and not host.is_behind(topic.name)
-            and all(number in seen.states or host.failure(topic.topic_id, number) for number in added)
+            and all(_is_ready(seen, number, live) or host.failure(topic.topic_id, number) for number in added)
         )
 
     followed = host.metadata.wait_until(opened, _bounded(_OPENED_SECONDS, seconds_left))
@@ -240,6 +267,12 @@ def _once_opened(
     )
     description.behind = not followed
     return description
+
+
+def _is_ready(topic: TopicRecord, number: int, live: Collection[int]) -> bool:
+    """Whether a partition has a leader, and its other live replicas are in sync."""
+    state = topic.states.get(number)
+    return state is not None and all(each in state.isr for each in topic.replicas[number] if each in live)
 
 
 def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, with_extents: bool = False) -> None:
@@ -258,8 +291,9 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
         if state is not None:
             described.leader_epoch = state.leader_epoch
             described.isr.extend(state.isr)
+            described.eligible.extend(state.eligible)
         failure = host.failure(topic.topic_id, number)
-        if failure is not None:
+        if failure is not None and described.leader in (-1, host.broker_id):  # another replica serves it else
             described.error.CopyFrom(error_to_wire(failure))
         if with_extents:
             try:

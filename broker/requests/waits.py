@@ -15,7 +15,7 @@ from broker.requests.fetch import Answer, fetch
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError
 from kafkalog.wire.broker_pb2 import ListOffsetsRequest
-from kafkalog.wire.dataport_pb2 import FetchRequest
+from kafkalog.wire.dataport_pb2 import FetchReply, FetchRequest
 
 _Found = TypeVar("_Found")
 
@@ -91,7 +91,7 @@ def hosted(request: FetchRequest | ListOffsetsRequest, host: Host) -> list[Parti
     return found
 
 
-def enough(request: FetchRequest, host: Host, max_bytes: int) -> Answer | None:
+def enough(request: FetchRequest, host: Host, max_bytes: int) -> Answer[FetchReply] | None:
     """The answer to a fetch if there is enough data for one, else None."""
     answer = fetch(request, host, max_bytes)
     if answer.is_enough(request):

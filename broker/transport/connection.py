@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +33,7 @@ from broker.replica.host import Host
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
 from broker.requests import staging, waits
+from broker.requests.replicate import ReplicaSession
 from broker.storage.segment import FileSlice
 from broker.transport.intake import Frame, Intake, OversizedBody, OversizedHeader
 from broker.transport.memory_pool import MemoryPools
@@ -74,6 +76,23 @@ class _Fetch:
         self.held_bytes = held_bytes
 
 
+class _ReplicaFetch:
+    """A follower's fetch that is not answered yet.
+
+    Attributes:
+        request: None once the session has taken in what it says.
+    """
+
+    __slots__ = ("correlation_id", "deadline", "held_bytes", "max_bytes", "request")
+
+    def __init__(self, correlation_id: int, request: pb.ReplicaFetchRequest, deadline: float, held_bytes: int) -> None:
+        self.correlation_id = correlation_id
+        self.request: pb.ReplicaFetchRequest | None = request
+        self.max_bytes = request.max_bytes
+        self.deadline = deadline
+        self.held_bytes = held_bytes
+
+
 class _Refusal:
     """An error for a request as a whole; `fatal`: the connection ends after it. Without a reply under acks=0."""
 
@@ -87,13 +106,18 @@ class _Refusal:
         self.held_bytes = _REQUEST_BYTES
 
 
-class _Reply:
-    """An answer that is ready."""
+class _Staged:
+    """A stage request that was carried out; it is answered once it is acknowledged."""
 
-    __slots__ = ("header", "held_bytes")
+    __slots__ = ("call", "correlation_id", "deadline", "held_bytes", "reply")
 
-    def __init__(self, header: pb.ReplyHeader, held_bytes: int) -> None:
-        self.header = header
+    def __init__(
+        self, correlation_id: int, call: staging.StageCall, reply: pb.StageReply, deadline: float, held_bytes: int
+    ) -> None:
+        self.correlation_id = correlation_id
+        self.call = call
+        self.reply = reply
+        self.deadline = deadline
         self.held_bytes = held_bytes
 
 
@@ -132,7 +156,8 @@ class Connection:
         self._parse_permits = parse_permits
         self._on_end = on_end
         self._intake = Intake(sock, settings, clock, pools, self.wake)
-        self._pending: deque[appends.Call | _Fetch | _Refusal | _Reply] = deque()
+        self._pending: deque[appends.Call | _Fetch | _ReplicaFetch | _Refusal | _Staged] = deque()
+        self._followers: ReplicaSession | None = None  # of the broker on the other side, once it fetches as a replica
         self._pending_bytes = 0  # held by _pending, and by appends that are taken and not written yet
         self._waiter = waits.Waiter(self.wake)
         self._kept_back: Frame | OversizedBody | OversizedHeader | None = None  # taken, and not handled yet
@@ -201,6 +226,8 @@ class Connection:
     def dispose(self) -> None:
         """Release everything that the connection holds."""
         self._waiter.leave()
+        if self._followers is not None:
+            self._followers.close()
         self._pending.clear()
         self._kept_back = None
         self._intake.close()
@@ -271,7 +298,7 @@ class Connection:
         """Whether more requests may be taken. A single pending fetch does not count: the next request makes it
         answered."""
         return self._pending_bytes < _PENDING_BYTES_MAX or (
-            len(self._pending) == 1 and isinstance(self._pending[0], _Fetch)
+            len(self._pending) == 1 and isinstance(self._pending[0], _Fetch | _ReplicaFetch)
         )
 
     def _receive(self) -> None:
@@ -280,7 +307,7 @@ class Connection:
 
     def _next_deadline(self) -> float:
         head = self._pending[0] if self._pending else None
-        if isinstance(head, appends.Call | _Fetch):
+        if isinstance(head, appends.Call | _Fetch | _ReplicaFetch | _Staged):
             deadline = head.deadline
         else:
             deadline = self._last_request + self._settings.connections_max_idle_ms / 1000
@@ -382,7 +409,7 @@ class Connection:
         except DecodeError:
             return None
 
-    def _hold(self, held: _Fetch | _Refusal | _Reply) -> None:
+    def _hold(self, held: _Fetch | _ReplicaFetch | _Refusal | _Staged) -> None:
         self._pending.append(held)
         self._pending_bytes += held.held_bytes
 
@@ -390,6 +417,12 @@ class Connection:
         """Queue a fetch; refuse a request that names too many partitions or is of no known kind."""
         if request.HasField("append"):
             self._refuse_partitions(request, len(request.append.partitions), _WRITTEN_PARTITIONS_MAX)
+        elif request.HasField("replica_fetch"):
+            replica_fetch = request.replica_fetch
+            wait_ms = min(replica_fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
+            held_bytes = _REQUEST_BYTES + (_BYTES_PER_HEADER_BYTE + 1) * header_length
+            deadline = self._clock.monotonic() + wait_ms / 1000
+            self._hold(_ReplicaFetch(request.correlation_id, replica_fetch, deadline, held_bytes))
         elif not request.HasField("fetch"):
             reason = "the frame's header has no request that this broker knows"
             self._hold(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
@@ -464,9 +497,10 @@ class Connection:
             return None
 
         def write() -> None:
-            reply = pb.ReplyHeader(correlation_id=request.correlation_id, stage=call.write())
+            reply = call.write()
+            deadline = self._clock.monotonic() + call.timeout_ms / 1000
             held_bytes = _REQUEST_BYTES + _BYTES_PER_HEADER_BYTE * len(header) + _BYTES_PER_RESULT * named
-            self._hold(_Reply(reply, held_bytes))
+            self._hold(_Staged(request.correlation_id, call, reply, deadline, held_bytes))
 
         return write
 
@@ -481,9 +515,10 @@ class Connection:
                 done = self._answer_append(head)
             elif isinstance(head, _Fetch):
                 done = self._answer_fetch(head)
-            elif isinstance(head, _Reply):
-                self._out.append(frames.frame_start(head.header.SerializeToString(), 0))
-                done = True
+            elif isinstance(head, _ReplicaFetch):
+                done = self._answer_replica_fetch(head)
+            elif isinstance(head, _Staged):
+                done = self._answer_stage(head)
             else:
                 done = self._answer_refusal(head)
             if not done:
@@ -508,6 +543,16 @@ class Connection:
         self._out.append(frames.frame_start(encoded, 0))
         return True
 
+    def _answer_stage(self, staged: _Staged) -> bool:
+        call = staged.call
+        if not call.is_acked() and not self._waiter.look(call.waiting_at(), call.is_acked):
+            if self._clock.monotonic() < staged.deadline:
+                return False
+            call.give_up()
+        header = pb.ReplyHeader(correlation_id=staged.correlation_id, stage=staged.reply).SerializeToString()
+        self._out.append(frames.frame_start(header, 0))
+        return True
+
     def _answer_fetch(self, fetch: _Fetch) -> bool:
         request = fetch.request
         limit = self._settings.fetch_max_bytes
@@ -528,9 +573,27 @@ class Connection:
             return self._answer_refusal(_Refusal(fetch.correlation_id, failure))
         if self._waiter.partitions:
             self._waiter.leave()
-        header = pb.ReplyHeader(correlation_id=fetch.correlation_id, fetch=answer.reply).SerializeToString()
-        self._out.append(frames.frame_start(header, answer.length))
+        self._send_answer(pb.ReplyHeader(correlation_id=fetch.correlation_id, fetch=answer.reply), answer)
+        return True
+
+    def _answer_replica_fetch(self, fetch: _ReplicaFetch) -> bool:
+        session = self._followers
+        if session is None:
+            session = self._followers = ReplicaSession(self._host, self._clock, self.wake)
+        if fetch.request is not None:
+            session.take(fetch.request)
+            fetch.request = None
+        limit = self._settings.fetch_max_bytes
+        answer = session.answer(min(fetch.max_bytes or limit, limit), self._is_urgent(fetch))
+        if answer is None:
+            return False
+        self._send_answer(pb.ReplyHeader(correlation_id=fetch.correlation_id, replica_fetch=answer.reply), answer)
+        return True
+
+    def _send_answer(self, header: pb.ReplyHeader, answer: fetches.Answer[Any]) -> None:
+        """Send a header and the slices of an answer, and close these."""
         try:
+            self._out.append(frames.frame_start(header.SerializeToString(), answer.length))
             if answer.slices:
                 self._make_way()
                 self._flush(more=True)
@@ -538,9 +601,8 @@ class Connection:
                 self._send_file(piece)
         finally:
             answer.close()
-        return True
 
-    def _is_urgent(self, fetch: _Fetch) -> bool:
+    def _is_urgent(self, fetch: _Fetch | _ReplicaFetch) -> bool:
         """Whether a fetch is to be answered with what there is: its time is up, or something queues behind it."""
         return (
             len(self._pending) > 1

@@ -54,6 +54,7 @@ LANES: Mapping[str, LaneOf] = {
     "brief": LaneOf(("Renew", "ListStaged"), 4),
     "zookeeper": LaneOf(
         (
+            "DescribeController",
             "CommitOffsets",
             "CommittedOffsets",
             "ListGroups",

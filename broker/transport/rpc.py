@@ -40,6 +40,7 @@ from kafkalog.errors import (
     GroupTooLarge,
     InternalError,
     InvalidPartitions,
+    InvalidReplicationFactor,
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
@@ -84,6 +85,7 @@ _SENTENCE_MAX = 1000
 _INVALID = (
     GroupTooLarge,
     InvalidPartitions,
+    InvalidReplicationFactor,
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
@@ -154,6 +156,9 @@ class BrokerService:
 
     def DescribeCluster(self, request: broker_pb2.DescribeClusterRequest, context: Any) -> Any:
         return cluster.describe_cluster(request, self._host, self._cluster_id)
+
+    def DescribeController(self, request: broker_pb2.DescribeControllerRequest, context: Any) -> Any:
+        return cluster.describe_controller(request, self._host)
 
     def DescribeBroker(self, request: broker_pb2.DescribeBrokerRequest, context: Any) -> Any:
         failed = self._host.failed

@@ -27,6 +27,18 @@ class ClusterDescription(_message.Message):
     answering_broker_id: int
     def __init__(self, cluster_id: _Optional[str] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., zookeeper_connect: _Optional[str] = ..., zookeeper_chroot: _Optional[str] = ..., answering_broker_id: _Optional[int] = ...) -> None: ...
 
+class DescribeControllerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControllerDescription(_message.Message):
+    __slots__ = ("broker_id", "controller_epoch")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    controller_epoch: int
+    def __init__(self, broker_id: _Optional[int] = ..., controller_epoch: _Optional[int] = ...) -> None: ...
+
 class BrokerDescription(_message.Message):
     __slots__ = ("broker_id", "host", "grpc_port", "data_port", "rack", "epoch", "version")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +110,7 @@ class TopicDescription(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ..., version: _Optional[int] = ..., behind: _Optional[bool] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
-    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent")
+    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent", "eligible")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +118,7 @@ class PartitionDescription(_message.Message):
     ISR_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     EXTENT_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader: int
     leader_epoch: int
@@ -113,7 +126,8 @@ class PartitionDescription(_message.Message):
     isr: _containers.RepeatedScalarFieldContainer[int]
     error: _dataport_pb2.Error
     extent: PartitionExtent
-    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., extent: _Optional[_Union[PartitionExtent, _Mapping]] = ...) -> None: ...
+    eligible: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., extent: _Optional[_Union[PartitionExtent, _Mapping]] = ..., eligible: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartitionExtent(_message.Message):
     __slots__ = ("start_offset", "end_offset", "size_bytes")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckafkalog/wire/dataport.proto\x12\rkafkalog.wire\"\xbe\x01\n\rRequestHeader\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\r\x12.\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x1c.kafkalog.wire.AppendRequestH\x00\x12,\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1b.kafkalog.wire.FetchRequestH\x00\x12,\n\x05stage\x18\x04 \x01(\x0b\x32\x1b.kafkalog.wire.StageRequestH\x00\x42\t\n\x07request\"\xdb\x01\n\x0bReplyHeader\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\r\x12,\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x1a.kafkalog.wire.AppendReplyH\x00\x12*\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x19.kafkalog.wire.FetchReplyH\x00\x12*\n\x05stage\x18\x04 \x01(\x0b\x32\x19.kafkalog.wire.StageReplyH\x00\x12%\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x14.kafkalog.wire.ErrorH\x00\x42\x07\n\x05reply\"$\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\r\n\x05\x66\x61\x63ts\x18\x02 \x01(\t\"e\n\rAppendRequest\x12\x0c\n\x04\x61\x63ks\x18\x01 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x32\n\npartitions\x18\x03 \x03(\x0b\x32\x1e.kafkalog.wire.AppendPartition\"F\n\x0f\x41ppendPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"C\n\x0b\x41ppendReply\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .kafkalog.wire.AppendedPartition\"\x84\x01\n\x11\x41ppendedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x1b\n\x13\x61ppend_timestamp_us\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"U\n\x0cStageRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x31\n\npartitions\x18\x02 \x03(\x0b\x32\x1d.kafkalog.wire.StagePartition\"S\n\x0eStagePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0c\n\x04uuid\x18\x03 \x01(\x0c\x12\x0e\n\x06length\x18\x04 \x01(\r\"@\n\nStageReply\x12\x32\n\npartitions\x18\x01 \x03(\x0b\x32\x1e.kafkalog.wire.StagedPartition\"W\n\x0fStagedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\x04\"|\n\x0c\x46\x65tchRequest\x12\x13\n\x0bmax_wait_ms\x18\x01 \x01(\r\x12\x11\n\tmin_bytes\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\r\x12\x31\n\npartitions\x18\x04 \x03(\x0b\x32\x1d.kafkalog.wire.FetchPartition\"\x83\x01\n\x0e\x46\x65tchPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\r\x12)\n\x04hint\x18\x05 \x01(\x0b\x32\x1b.kafkalog.wire.PositionHint\"=\n\x0cPositionHint\x12\x1b\n\x13segment_base_offset\x18\x01 \x01(\x03\x12\x10\n\x08position\x18\x02 \x01(\x04\"A\n\nFetchReply\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.FetchedPartition\"\xa1\x01\n\x10\x46\x65tchedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12*\n\x05slice\x18\x05 \x01(\x0b\x32\x1b.kafkalog.wire.PositionHintb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckafkalog/wire/dataport.proto\x12\rkafkalog.wire\"\xfb\x01\n\rRequestHeader\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\r\x12.\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x1c.kafkalog.wire.AppendRequestH\x00\x12,\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1b.kafkalog.wire.FetchRequestH\x00\x12,\n\x05stage\x18\x04 \x01(\x0b\x32\x1b.kafkalog.wire.StageRequestH\x00\x12;\n\rreplica_fetch\x18\x05 \x01(\x0b\x32\".kafkalog.wire.ReplicaFetchRequestH\x00\x42\t\n\x07request\"\x96\x02\n\x0bReplyHeader\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\r\x12,\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x1a.kafkalog.wire.AppendReplyH\x00\x12*\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x19.kafkalog.wire.FetchReplyH\x00\x12*\n\x05stage\x18\x04 \x01(\x0b\x32\x19.kafkalog.wire.StageReplyH\x00\x12\x39\n\rreplica_fetch\x18\x05 \x01(\x0b\x32 .kafkalog.wire.ReplicaFetchReplyH\x00\x12%\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x14.kafkalog.wire.ErrorH\x00\x42\x07\n\x05reply\"$\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\r\n\x05\x66\x61\x63ts\x18\x02 \x01(\t\"e\n\rAppendRequest\x12\x0c\n\x04\x61\x63ks\x18\x01 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x32\n\npartitions\x18\x03 \x03(\x0b\x32\x1e.kafkalog.wire.AppendPartition\"F\n\x0f\x41ppendPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\r\"C\n\x0b\x41ppendReply\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .kafkalog.wire.AppendedPartition\"\x84\x01\n\x11\x41ppendedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x1b\n\x13\x61ppend_timestamp_us\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"U\n\x0cStageRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x31\n\npartitions\x18\x02 \x03(\x0b\x32\x1d.kafkalog.wire.StagePartition\"S\n\x0eStagePartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0c\n\x04uuid\x18\x03 \x01(\x0c\x12\x0e\n\x06length\x18\x04 \x01(\r\"@\n\nStageReply\x12\x32\n\npartitions\x18\x01 \x03(\x0b\x32\x1e.kafkalog.wire.StagedPartition\"W\n\x0fStagedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\x04\"|\n\x0c\x46\x65tchRequest\x12\x13\n\x0bmax_wait_ms\x18\x01 \x01(\r\x12\x11\n\tmin_bytes\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\r\x12\x31\n\npartitions\x18\x04 \x03(\x0b\x32\x1d.kafkalog.wire.FetchPartition\"\x83\x01\n\x0e\x46\x65tchPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\r\x12)\n\x04hint\x18\x05 \x01(\x0b\x32\x1b.kafkalog.wire.PositionHint\"=\n\x0cPositionHint\x12\x1b\n\x13segment_base_offset\x18\x01 \x01(\x03\x12\x10\n\x08position\x18\x02 \x01(\x04\"A\n\nFetchReply\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.kafkalog.wire.FetchedPartition\"\xa1\x01\n\x10\x46\x65tchedPartition\x12#\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\x12\x12\n\nend_offset\x18\x04 \x01(\x03\x12*\n\x05slice\x18\x05 \x01(\x0b\x32\x1b.kafkalog.wire.PositionHint\"\xad\x01\n\x13ReplicaFetchRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0cregistration\x18\x02 \x01(\x03\x12\x11\n\tdirectory\x18\x03 \x01(\t\x12\x13\n\x0bmax_wait_ms\x18\x04 \x01(\r\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\x32\n\npartitions\x18\x06 \x03(\x0b\x32\x1e.kafkalog.wire.ReplicaPosition\"\xda\x01\n\x0fReplicaPosition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x0e\n\x06leaves\x18\x03 \x01(\x08\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x12\n\nend_offset\x18\x05 \x01(\x03\x12\x12\n\nlast_epoch\x18\x06 \x01(\x05\x12)\n\x04hint\x18\x07 \x01(\x0b\x32\x1b.kafkalog.wire.PositionHint\x12)\n\x06staged\x18\x08 \x03(\x0b\x32\x19.kafkalog.wire.StagedFile\"8\n\nStagedFile\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04salt\x18\x02 \x01(\x06\x12\x0c\n\x04size\x18\x03 \x01(\x04\"C\n\x11ReplicaFetchReply\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.kafkalog.wire.ReplicaNews\"\x8b\x03\n\x0bReplicaNews\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x14.kafkalog.wire.Error\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x10\n\x08\x64iverges\x18\x05 \x01(\x08\x12\x14\n\x0c\x61greed_epoch\x18\x06 \x01(\x05\x12\x19\n\x11\x61greed_end_offset\x18\x07 \x01(\x03\x12\x0e\n\x06length\x18\x08 \x01(\r\x12\x16\n\x0ehigh_watermark\x18\t \x01(\x03\x12\x18\n\x10log_start_offset\x18\n \x01(\x03\x12*\n\x05slice\x18\x0b \x01(\x0b\x32\x1b.kafkalog.wire.PositionHint\x12*\n\x06pieces\x18\x0c \x03(\x0b\x32\x1a.kafkalog.wire.StagedPiece\x12\x14\n\x0cnames_staged\x18\r \x01(\x08\x12)\n\x06staged\x18\x0e \x03(\x0b\x32\x19.kafkalog.wire.StagedFile\"?\n\x0bStagedPiece\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,35 +32,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kafkalog.wire.dataport_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REQUESTHEADER']._serialized_start=48
-  _globals['_REQUESTHEADER']._serialized_end=238
-  _globals['_REPLYHEADER']._serialized_start=241
-  _globals['_REPLYHEADER']._serialized_end=460
-  _globals['_ERROR']._serialized_start=462
-  _globals['_ERROR']._serialized_end=498
-  _globals['_APPENDREQUEST']._serialized_start=500
-  _globals['_APPENDREQUEST']._serialized_end=601
-  _globals['_APPENDPARTITION']._serialized_start=603
-  _globals['_APPENDPARTITION']._serialized_end=673
-  _globals['_APPENDREPLY']._serialized_start=675
-  _globals['_APPENDREPLY']._serialized_end=742
-  _globals['_APPENDEDPARTITION']._serialized_start=745
-  _globals['_APPENDEDPARTITION']._serialized_end=877
-  _globals['_STAGEREQUEST']._serialized_start=879
-  _globals['_STAGEREQUEST']._serialized_end=964
-  _globals['_STAGEPARTITION']._serialized_start=966
-  _globals['_STAGEPARTITION']._serialized_end=1049
-  _globals['_STAGEREPLY']._serialized_start=1051
-  _globals['_STAGEREPLY']._serialized_end=1115
-  _globals['_STAGEDPARTITION']._serialized_start=1117
-  _globals['_STAGEDPARTITION']._serialized_end=1204
-  _globals['_FETCHREQUEST']._serialized_start=1206
-  _globals['_FETCHREQUEST']._serialized_end=1330
-  _globals['_FETCHPARTITION']._serialized_start=1333
-  _globals['_FETCHPARTITION']._serialized_end=1464
-  _globals['_POSITIONHINT']._serialized_start=1466
-  _globals['_POSITIONHINT']._serialized_end=1527
-  _globals['_FETCHREPLY']._serialized_start=1529
-  _globals['_FETCHREPLY']._serialized_end=1594
-  _globals['_FETCHEDPARTITION']._serialized_start=1597
-  _globals['_FETCHEDPARTITION']._serialized_end=1758
+  _globals['_REQUESTHEADER']._serialized_end=299
+  _globals['_REPLYHEADER']._serialized_start=302
+  _globals['_REPLYHEADER']._serialized_end=580
+  _globals['_ERROR']._serialized_start=582
+  _globals['_ERROR']._serialized_end=618
+  _globals['_APPENDREQUEST']._serialized_start=620
+  _globals['_APPENDREQUEST']._serialized_end=721
+  _globals['_APPENDPARTITION']._serialized_start=723
+  _globals['_APPENDPARTITION']._serialized_end=793
+  _globals['_APPENDREPLY']._serialized_start=795
+  _globals['_APPENDREPLY']._serialized_end=862
+  _globals['_APPENDEDPARTITION']._serialized_start=865
+  _globals['_APPENDEDPARTITION']._serialized_end=997
+  _globals['_STAGEREQUEST']._serialized_start=999
+  _globals['_STAGEREQUEST']._serialized_end=1084
+  _globals['_STAGEPARTITION']._serialized_start=1086
+  _globals['_STAGEPARTITION']._serialized_end=1169
+  _globals['_STAGEREPLY']._serialized_start=1171
+  _globals['_STAGEREPLY']._serialized_end=1235
+  _globals['_STAGEDPARTITION']._serialized_start=1237
+  _globals['_STAGEDPARTITION']._serialized_end=1324
+  _globals['_FETCHREQUEST']._serialized_start=1326
+  _globals['_FETCHREQUEST']._serialized_end=1450
+  _globals['_FETCHPARTITION']._serialized_start=1453
+  _globals['_FETCHPARTITION']._serialized_end=1584
+  _globals['_POSITIONHINT']._serialized_start=1586
+  _globals['_POSITIONHINT']._serialized_end=1647
+  _globals['_FETCHREPLY']._serialized_start=1649
+  _globals['_FETCHREPLY']._serialized_end=1714
+  _globals['_FETCHEDPARTITION']._serialized_start=1717
+  _globals['_FETCHEDPARTITION']._serialized_end=1878
+  _globals['_REPLICAFETCHREQUEST']._serialized_start=1881
+  _globals['_REPLICAFETCHREQUEST']._serialized_end=2054
+  _globals['_REPLICAPOSITION']._serialized_start=2057
+  _globals['_REPLICAPOSITION']._serialized_end=2275
+  _globals['_STAGEDFILE']._serialized_start=2277
+  _globals['_STAGEDFILE']._serialized_end=2333
+  _globals['_REPLICAFETCHREPLY']._serialized_start=2335
+  _globals['_REPLICAFETCHREPLY']._serialized_end=2402
+  _globals['_REPLICANEWS']._serialized_start=2405
+  _globals['_REPLICANEWS']._serialized_end=2800
+  _globals['_STAGEDPIECE']._serialized_start=2802
+  _globals['_STAGEDPIECE']._serialized_end=2865
 # @@protoc_insertion_point(module_scope)

@@ -7,30 +7,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RequestHeader(_message.Message):
-    __slots__ = ("correlation_id", "append", "fetch", "stage")
+    __slots__ = ("correlation_id", "append", "fetch", "stage", "replica_fetch")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FETCH_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     append: AppendRequest
     fetch: FetchRequest
     stage: StageRequest
-    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., stage: _Optional[_Union[StageRequest, _Mapping]] = ...) -> None: ...
+    replica_fetch: ReplicaFetchRequest
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendRequest, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., stage: _Optional[_Union[StageRequest, _Mapping]] = ..., replica_fetch: _Optional[_Union[ReplicaFetchRequest, _Mapping]] = ...) -> None: ...
 
 class ReplyHeader(_message.Message):
-    __slots__ = ("correlation_id", "append", "fetch", "stage", "error")
+    __slots__ = ("correlation_id", "append", "fetch", "stage", "replica_fetch", "error")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FETCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     append: AppendReply
     fetch: FetchReply
     stage: StageReply
+    replica_fetch: ReplicaFetchReply
     error: Error
-    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendReply, _Mapping]] = ..., fetch: _Optional[_Union[FetchReply, _Mapping]] = ..., stage: _Optional[_Union[StageReply, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, correlation_id: _Optional[int] = ..., append: _Optional[_Union[AppendReply, _Mapping]] = ..., fetch: _Optional[_Union[FetchReply, _Mapping]] = ..., stage: _Optional[_Union[StageReply, _Mapping]] = ..., replica_fetch: _Optional[_Union[ReplicaFetchReply, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "facts")
@@ -167,3 +171,97 @@ class FetchedPartition(_message.Message):
     end_offset: int
     slice: PositionHint
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., length: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ...) -> None: ...
+
+class ReplicaFetchRequest(_message.Message):
+    __slots__ = ("broker_id", "registration", "directory", "max_wait_ms", "max_bytes", "partitions")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    registration: int
+    directory: str
+    max_wait_ms: int
+    max_bytes: int
+    partitions: _containers.RepeatedCompositeFieldContainer[ReplicaPosition]
+    def __init__(self, broker_id: _Optional[int] = ..., registration: _Optional[int] = ..., directory: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[ReplicaPosition, _Mapping]]] = ...) -> None: ...
+
+class ReplicaPosition(_message.Message):
+    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    leaves: bool
+    leader_epoch: int
+    end_offset: int
+    last_epoch: int
+    hint: PositionHint
+    staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ...) -> None: ...
+
+class StagedFile(_message.Message):
+    __slots__ = ("number", "salt", "size")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    salt: int
+    size: int
+    def __init__(self, number: _Optional[int] = ..., salt: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class ReplicaFetchReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[ReplicaNews]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[ReplicaNews, _Mapping]]] = ...) -> None: ...
+
+class ReplicaNews(_message.Message):
+    __slots__ = ("topic_id", "partition", "error", "leader_epoch", "diverges", "agreed_epoch", "agreed_end_offset", "length", "high_watermark", "log_start_offset", "slice", "pieces", "names_staged", "staged")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIVERGES_FIELD_NUMBER: _ClassVar[int]
+    AGREED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGREED_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_STAGED_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    error: Error
+    leader_epoch: int
+    diverges: bool
+    agreed_epoch: int
+    agreed_end_offset: int
+    length: int
+    high_watermark: int
+    log_start_offset: int
+    slice: PositionHint
+    pieces: _containers.RepeatedCompositeFieldContainer[StagedPiece]
+    names_staged: bool
+    staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ...) -> None: ...
+
+class StagedPiece(_message.Message):
+    __slots__ = ("number", "position", "length")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    position: int
+    length: int
+    def __init__(self, number: _Optional[int] = ..., position: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...

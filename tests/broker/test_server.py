@@ -22,6 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerSettings
+from broker.controller.election import join
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.in_doubt import InDoubtRecovery
 from broker.replica.watcher import Watcher
@@ -32,6 +33,7 @@ from kafkalog import Admin, errors
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.service import SERVICE
 from kafkalog.zk import registry
+from kafkalog.zk.controllers import read_controller
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import StartBroker
@@ -109,6 +111,8 @@ def test_a_broker_whose_disk_failed_takes_itself_out_of_service_and_says_why(
     host = failing.broker.host
     assert other.broker.host.metadata.wait_until(lambda: set(other.broker.host.metadata.brokers) == {0, 1}, 60)
     topic = other.new_topic(partitions=2, flush_messages=1)
+    with failing.client() as client:
+        client.append(topic, a_batch())  # its first sync is that of the leader epoch
 
     def sync(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -209,6 +213,61 @@ def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_reg
     with pytest.raises(errors.StorageFailed, match="fdatasync of recovered bytes for t-0: Input/output error"):
         start_broker()
     assert not fails and not registered
+
+
+def test_one_broker_is_the_controller_until_it_stops(start_broker: StartBroker) -> None:
+    one, other = start_broker(0), start_broker(1)
+    session = other.broker.host.metadata.session
+
+    def controller() -> tuple[int, int]:
+        found = read_controller(session)
+        return (-1, 0) if found is None else (found.broker_id, found.epoch)
+
+    waited_for(lambda: controller() == (0, 1))
+    one.stop()
+    waited_for(lambda: controller() == (1, 2))
+
+
+def test_a_stop_hands_leaderships_over_first(start_broker: StartBroker) -> None:
+    """No follower copies a log yet; the states are written as if one had."""
+    one, other = start_broker(0), start_broker(1)
+    metadata, session = other.broker.host.metadata, other.broker.host.metadata.session
+    assert one.broker.host.metadata.wait_until(lambda: set(one.broker.host.metadata.brokers) == {0, 1}, 30)
+    topic = registry.TopicRecord("t", b"t" * 16, {}, [(0, 1)], 0)
+    registry.create_topic(session, topic)
+    assert metadata.wait_until(lambda: metadata.topics.keys() == {"t"} and 0 in metadata.topic("t").states, 30)
+    state = metadata.topic("t").states[0]
+    joined = join(state, 1, metadata.brokers[1].directory, 1)
+    registry.change_states(session, [registry.StateChange(topic, 0, state, joined)])
+    assert one.broker.host.metadata.wait_until(lambda: one.broker.registration.leads_for_others, 30)
+    seen: list[tuple[int, tuple[int, ...]]] = []
+
+    def noted() -> None:
+        found = registry.read_topic(session, "t")
+        assert found is not None
+        seen.append((found.states[0].leader, found.states[0].isr))
+
+    one.broker._undo.insert(-1, noted)  # right after the first thing that a stop does
+    one.stop()
+    assert seen == [(1, (0, 1))], "it is in sync until it is gone"
+    assert metadata.wait_until(lambda: metadata.topic("t").states[0].isr == (1,), 30)
+    assert metadata.topic("t").states[0].leader_epoch == 1
+
+
+def test_a_stop_does_not_wait_for_a_zookeeper_that_is_away(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = start_broker()
+    monkeypatch.setattr(type(one.broker.registration), "leads_for_others", True)
+    away = errors.ZooKeeperNotAsked(address="zk", reason="there is no connection")
+
+    def not_asked(*_: object) -> None:
+        raise away
+
+    monkeypatch.setattr(registry, "register_broker", not_asked)
+    one.stop()
+    assert "leaderships_not_handed_over broker_id=0" in caplog.text and str(away) in caplog.text
+    assert "stop_failed" not in caplog.text
 
 
 def test_start_and_stop_leave_no_thread_and_no_descriptor(start_broker: StartBroker) -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from broker.local import LocalCluster
 from broker.local import cluster as local
+from kafkalog import Admin
 from kafkalog.errors import (
     AddressInUse,
     Closed,
@@ -73,11 +74,12 @@ def stub_of(address: str) -> tuple[grpc.Channel, BrokerStub]:
     return channel, BrokerStub(channel)
 
 
-def create_topic(address: str, name: str, partitions: int = 1) -> broker_pb2.TopicDescription:
+def create_topic(address: str, name: str, partitions: int = 1, replicas: int = 0) -> broker_pb2.TopicDescription:
     channel, stub = stub_of(address)
     with channel:
         made: broker_pb2.TopicDescription
-        made = stub.CreateTopic(broker_pb2.CreateTopicRequest(name=name, partitions=partitions), timeout=30)
+        request = broker_pb2.CreateTopicRequest(name=name, partitions=partitions, replicas=replicas)
+        made = stub.CreateTopic(request, timeout=30)
         return made
 
 
@@ -178,7 +180,7 @@ def test_close_leaves_no_process_and_no_file_and_closes_no_descriptor_of_ours() 
 
 def test_topics_spread_over_three_brokers_and_any_of_them_knows_all() -> None:
     with LocalCluster(brokers=3) as cluster:
-        made = create_topic(cluster.brokers[1].address, "spread", partitions=6)
+        made = create_topic(cluster.brokers[1].address, "spread", partitions=6, replicas=1)
         leaders = sorted(partition.leader for partition in made.partitions)
         assert leaders == [0, 0, 1, 1, 2, 2]
         for broker in cluster.brokers:
@@ -196,6 +198,19 @@ def test_topics_spread_over_three_brokers_and_any_of_them_knows_all() -> None:
         with DataPortClient(cluster.brokers[(made.partitions[0].leader + 1) % 3].data_port) as client:
             appended = client.append(made.topic_id, a_batch(), partition=0)
             assert appended.error.code == 13  # NotLeader
+
+
+@pytest.mark.parametrize(
+    ("brokers", "settings", "replicas", "least"),
+    [(2, {}, 1, "1"), (3, {}, 3, "2"), (3, {"default_replication_factor": 1}, 1, "1")],
+)
+def test_three_brokers_keep_three_copies_unless_told_otherwise(
+    brokers: int, settings: dict[str, int], replicas: int, least: str
+) -> None:
+    with LocalCluster(brokers, settings=settings) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        topic = admin.create_topic("t", partitions=2)
+        assert [len(each.replicas) for each in topic.partitions] == [replicas] * 2
+        assert topic.effective["min.insync.replicas"] == least
 
 
 def test_a_killed_broker_comes_back_at_its_ports_with_its_data() -> None:

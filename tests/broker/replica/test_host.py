@@ -68,7 +68,7 @@ def test_an_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not(start
 
     def epochs(running: RunningBroker) -> list[int]:
         described = running.stub.DescribeTopics(bpb.DescribeTopicsRequest(names=["t"])).topics[0]
-        assert [running.broker.host.leader_of(topic, number).log.leader_epoch for number in (0, 1)] == [
+        assert [running.broker.host.leader_of(topic, number).log.last_epoch for number in (0, 1)] == [
             partition.leader_epoch for partition in described.partitions
         ]
         return [partition.leader_epoch for partition in described.partitions]
@@ -357,7 +357,7 @@ def test_a_state_that_another_writes_while_a_topics_logs_are_being_opened_is_rea
     host, open_for_a_turn = broker.broker.host, Host.open_for_a_turn
     made = registry.TopicRecord("many", b"m" * 16, {}, [(0,)] * 100 + [(1,)], 0)
     changes = {paths.partition_state(made.name, made.topic_id, number) for number in range(101)}
-    theirs = registry.PartitionState(1, 0, (1,), "another")
+    theirs = registry.PartitionState.only(1, "another")
 
     def turn(self: Host) -> None:
         open_for_a_turn(self)
@@ -816,7 +816,7 @@ def test_a_state_that_went_while_its_broker_was_down_is_not_taken_for_that_of_a_
     without_state(other, topic)
     broker = start_broker()
     state = broker.broker.host.metadata.topic("t").states[0]
-    assert state.leader_epoch == (1 if clean else 2) == broker.broker.host.leader_of(topic, 0).log.leader_epoch
+    assert state.leader_epoch == (1 if clean else 2) == broker.broker.host.leader_of(topic, 0).log.last_epoch
     assert state.directory
     with broker.client() as client:
         assert client.append(topic, a_batch()).base_offset == 1

@@ -108,7 +108,7 @@ def test_a_log_that_is_gone_is_refused_and_served_again_once_it_is_back(
     for partition in (0, 1):
         log = broker.broker.host.leader_of(topic, partition).log
         assert (log.start_offset, log.end_offset) == (0, 5)
-        assert log.leader_epoch == 0 or not clean or wipe is not wipe_directory
+        assert log.last_epoch == 0 or not clean or wipe is not wipe_directory
     assert not any(partition.HasField("error") for partition in broker.described("t").partitions)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_a_kill_left_and_that_was_away_over_a_clean_stop_is_not_ta
     start_broker().stop()
     put_back(tmp_path, topic, wipe_folder)
     broker = start_broker()
-    assert broker.broker.host.leader_of(topic, 0).log.leader_epoch == 1
+    assert broker.broker.host.leader_of(topic, 0).log.last_epoch == 1
 
 
 def test_a_directory_that_was_moved_under_another_host_name_is_the_same_broker(
@@ -186,7 +186,7 @@ def test_a_state_that_another_directory_was_faster_to_write_is_respected(
     def second(
         session: ZooKeeperSession, topic: registry.TopicRecord, states: dict[int, registry.PartitionState]
     ) -> object:
-        written(session, topic, {0: replace(states[0], directory="another")})
+        written(session, topic, {0: replace(states[0], directories={0: "another"})})
         return written(session, topic, states)
 
     monkeypatch.setattr("broker.replica.host.registry.write_states", second)
@@ -200,7 +200,7 @@ def test_a_partition_that_another_directory_took_over_is_served_no_longer(start_
     host = broker.broker.host
     partition = host.leader_of(topic, 0)
     record = broker.record("t")
-    taken = replace(record.states[0], leader_epoch=1, directory="another")
+    taken = replace(record.states[0], leader_epoch=1, directories={0: "another"})
     registry.write_states(host.metadata.session, record, {0: taken})
     until(broker, lambda: (topic, 0) not in host.hosted)
     assert_lost(broker, topic, 0, "its log is in data directory another, but broker 0 has")
@@ -260,7 +260,7 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     assert not (tmp_path / "broker-0" / "clean").exists()
     broker = start_broker()
     log = broker.broker.host.leader_of(topic, 0).log
-    assert (log.end_offset, log.leader_epoch) == (5, 1)
+    assert (log.end_offset, log.last_epoch) == (5, 1)
 
 
 def test_a_log_that_could_not_be_taken_out_at_once_is_taken_out_later(
@@ -541,7 +541,7 @@ def test_a_recovery_whose_state_was_not_written_is_done_again_by_the_same_broker
     recovered = recover(broker, topic, 0, start_offset=40)
     assert (recovered.start_offset, recovered.leader_epoch) == (40, 3 if arrived else 1)
     log = host.leader_of(topic, 0).log
-    assert (log.start_offset, log.leader_epoch) == (40, 3 if arrived else 1)
+    assert (log.start_offset, log.last_epoch) == (40, 3 if arrived else 1)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
@@ -560,7 +560,7 @@ def test_a_log_whose_recovery_did_not_end_gets_another_epoch_at_the_next_start(
             recover(broker, topic, 0, start_offset=30)
     broker.stop(clean)
     log = start_broker().broker.host.leader_of(topic, 0).log
-    assert (log.start_offset, log.leader_epoch) == (30, 1)
+    assert (log.start_offset, log.last_epoch) == (30, 1)
 
 
 def test_of_two_who_recover_a_partition_at_once_one_does(
@@ -610,7 +610,7 @@ def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: Runnin
     record = broker.record("t")
     registry.write_states(host.metadata.session, record, {0: replace(record.states[0], leader_epoch=3)})
     until(broker, lambda: host.metadata.topic("t").states[0].leader_epoch == 3)
-    assert host.leader_of(topic, 0).log.leader_epoch == 3
+    assert host.leader_of(topic, 0).log.last_epoch == 3
 
 
 def test_a_partition_that_is_recovered_before_its_loss_was_seen_is_served(
@@ -628,7 +628,7 @@ def test_a_partition_that_is_recovered_before_its_loss_was_seen_is_served(
 
     monkeypatch.setattr(Watcher, "_sync", late)
     record = broker.record("t")
-    elsewhere = replace(record.states[0], directory="f" * 32)
+    elsewhere = replace(record.states[0], directories={0: "f" * 32})
     registry.write_states(host.metadata.session, record, {0: elsewhere})
     recovering = threading.Thread(target=host.replace_lost, args=(topic, 0, 1000, 30.0))
     recovering.start()

@@ -17,9 +17,9 @@ from kafkalog.errors import NotLeader, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from tests.broker.data_port_client import a_batch
+from tests.broker.replica.partitions import open_partition
+from tests.broker.storage.batches import TOPIC_ID
 from tests.whole_batch import check_batch
-
-TOPIC_ID = b"0123456789abcdef"
 
 
 def checked(data: bytes) -> tuple[BatchHeader, memoryview]:
@@ -37,9 +37,7 @@ def directory(tmp_path: Path) -> Iterator[LogDirectory]:
 
 @pytest.fixture
 def partition(directory: LogDirectory) -> Partition:
-    settings = TopicSettings.parse({})
-    opened = directory.open_log(TOPIC_ID, 0, "t-0", settings, 3)
-    return Partition("t", TOPIC_ID, 0, opened, directory, settings, broker_id=9)
+    return open_partition(directory, TopicSettings.parse({}), leader_epoch=3)
 
 
 def test_an_append_wakes_a_waiter_once(partition: Partition) -> None:
@@ -51,7 +49,8 @@ def test_an_append_wakes_a_waiter_once(partition: Partition) -> None:
     partition.register(wake)
     partition.register(wake)  # the same again: one registration
     assert partition.waiting == 1
-    (appended,) = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    epoch, (appended,) = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    assert epoch == 3
     assert isinstance(appended, Appended)
     assert (appended.base_offset, appended.end_offset) == (0, 2)
     assert woken == ["reader"]
@@ -87,8 +86,8 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
     woken = threading.Event()
     real = partition.log.append_decided
 
-    def append_decided(batches: Sequence[Batch]) -> None:
-        real(batches)
+    def append_decided(batches: Sequence[Batch], leader_epoch: int) -> None:
+        real(batches, leader_epoch)
         partition.log.flush()  # as for an ack of others; nothing of the batch is shown yet
         partition.register(woken.set)
 
@@ -129,7 +128,7 @@ def test_a_closed_partition_refuses_and_lets_go_who_waits(partition: Partition) 
     partition.register(woken.set)
     partition.close()
     assert woken.is_set()
-    with pytest.raises(NotLeader, match="broker 9 does not lead partition t-0"):
+    with pytest.raises(NotLeader, match="broker 0 does not lead partition t-0"):
         partition.append_as_leader([checked(a_batch())])
     with pytest.raises(NotLeader):
         partition.read(0, 100, None)
@@ -143,7 +142,7 @@ def test_new_settings_reach_the_log(partition: Partition) -> None:
 
 
 def test_a_deleted_partition_is_no_ones_and_holds_up_no_ack(partition: Partition, directory: LogDirectory) -> None:
-    (appended,) = partition.append_as_leader([checked(a_batch())])
+    _, (appended,) = partition.append_as_leader([checked(a_batch())])
     assert isinstance(appended, Appended)
     assert not partition.is_flushed_to(appended.end_offset)
     partition.close()

@@ -38,7 +38,14 @@ def partition(directory: LogDirectory) -> Iterator[Partition]:
 
 def fill(log: Log, count: int) -> None:
     for _ in range(count):
-        log.append([numbered(log.end_offset)])
+        log.append([numbered(log.end_offset)], log.last_epoch)
+
+
+def truncated(partition: Partition, offset: int) -> int:
+    """Cut a partition that goes on leading; returns its end."""
+    end_offset = partition._truncate_to(offset)
+    partition.log.begin_epoch(partition.leader_epoch)
+    return end_offset
 
 
 def test_flushed_visibility_shows_records_only_once_they_are_flushed(directory: LogDirectory) -> None:
@@ -80,7 +87,7 @@ def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_bef
     partition = open_partition(directory)
     fill(partition.log, 20)
     partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
-    assert partition.truncate_to(10) == partition.readable_end_offset == 10
+    assert truncated(partition, 10) == partition.readable_end_offset == 10
     fill(partition.log, 2)
     assert partition.readable_end_offset == 10
     partition.close()
@@ -94,7 +101,7 @@ def test_a_truncation_takes_along_what_was_hidden_behind_it(partition: Partition
     fill(log, 5)
     applier._show_once_flushed(BATCH, 10)
     applier._show_once_flushed(OTHER, 10)
-    partition.truncate_to(4)
+    truncated(partition, 4)
     fill(log, 10)
     log.flush()
     applier.flushed()
@@ -107,7 +114,7 @@ def test_a_truncation_to_where_a_hidden_batch_begins_takes_all_of_it_along(parti
     fill(partition.log, 2)
     partition._applier.hide(BATCH)
     fill(partition.log, 2)
-    assert partition.truncate_to(2) == 2
+    assert truncated(partition, 2) == 2
     fill(partition.log, 1)
     assert partition.readable_end_offset == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,3 +97,11 @@ def test_a_session_that_is_lost_before_the_broker_serves_puts_it_on_no_list(
     registration.register()
     registration.renew(Undone(clock))
     assert registered == [MINE, MINE]
+
+
+def test_the_epoch_is_that_of_its_own_registration(registration: Registration, metadata: Metadata) -> None:
+    found: list[int] = []
+    for brokers in ({0: replace(MINE, epoch=7)}, {0: replace(OTHER, epoch=8)}, {1: replace(MINE, epoch=9)}):
+        metadata._brokers = brokers
+        found.append(registration.epoch)
+    assert found == [7, 0, 0]

@@ -68,7 +68,7 @@ def staged_files(partition: Partition) -> list[Path]:
 def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     first = batch(0)
-    assert partition.stage(b"u" * 16, [first]) == (1, len(first[1]))
+    assert partition.stage(b"u" * 16, [first]) == (1, len(first[1]), None)
     assert partition.stage(b"u" * 16, [first, batch(1)])[0] == 2
     assert partition.stage(b"u" * 16, [first])[0] == 2
     with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 got batch 3, but 2 is next"):
@@ -223,8 +223,8 @@ def test_an_apply_for_which_there_was_no_room_amid_its_first_piece_hides_what_ca
     prepared = write(partition, 0, [batch(0), batch(1)])
     append_decided = partition.log.append_decided
 
-    def append_one(batches: list[Batch]) -> None:
-        append_decided(batches[:1])
+    def append_one(batches: list[Batch], leader_epoch: int) -> None:
+        append_decided(batches[:1], leader_epoch)
         raise DiskFull(directory="/data")
 
     with monkeypatch.context() as full:
@@ -260,8 +260,8 @@ def test_others_append_between_the_pieces_and_readers_see_the_batch_as_a_whole(
     seen: list[int] = []
     real = partition.log.append_decided
 
-    def append_decided(batches: list[Batch]) -> None:
-        real(batches)
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
+        real(batches, leader_epoch)
         partition.append_as_leader([numbered(8)])
         seen.append(len(read_all(partition)))
         seen.append(partition.readable_end_offset)
@@ -334,12 +334,12 @@ def test_a_check_that_is_only_made_again_is_no_progress(
     size = prepared.parts[0].length
     real, left = partition.log.append_decided, 0
 
-    def until_full(batches: list[Batch]) -> None:
+    def until_full(batches: list[Batch], leader_epoch: int) -> None:
         nonlocal left
         if left == 0:
             raise DiskFull(directory="d", doing="appending")
         left -= 1
-        real(batches)
+        real(batches, leader_epoch)
 
     monkeypatch.setattr(partition.log, "append_decided", until_full)
 
@@ -389,8 +389,8 @@ def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_af
     partition.append_as_leader([numbered(7)])
     real = partition.log.append_decided
 
-    def append_decided(batches: list[Batch]) -> None:
-        real(batches)
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
+        real(batches, leader_epoch)
         partition.append_as_leader([numbered(8)])
         assert partition.readable_end_offset == 1
         if partition.end_offset == 3:
@@ -434,15 +434,15 @@ def test_a_topic_deleted_between_two_pieces_of_an_apply_takes_nothing_else_along
     prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
     real = partition.log.append_decided
 
-    def append_decided(batches: list[Batch]) -> None:
-        real(batches)
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
+        real(batches, leader_epoch)
         directory.remove_log(TOPIC_ID, 0)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
     with pytest.raises(NotLeader):
         apply(partition, prepared)
     assert directory.failed is None
-    other.append([numbered(0)])
+    other.append([numbered(0)], other.last_epoch)
     assert len(read_all(other)) == 1
 
 
@@ -454,10 +454,10 @@ def test_an_apply_that_its_partition_s_end_meets_between_read_and_append_doubles
     prepared = write(partition, 0, [batch(number) for number in range(3)])
     real, appending, may_append = partition.log.append_decided, threading.Event(), threading.Event()
 
-    def append_decided(batches: list[Batch]) -> None:
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
         appending.set()
         assert may_append.wait(30)
-        real(batches)
+        real(batches, leader_epoch)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
     with ThreadPoolExecutor(2) as threads:
@@ -486,6 +486,7 @@ def test_the_end_of_a_partition_waits_for_no_sync(
     partition = open_partition(directory)
     batches = [batch(number, size=600_000) for number in range(4)]
     prepared = write(partition, 0, batches)
+    partition.log.begin_epoch(0)  # saves it: the first append would wait for that sync
     if what == "prepare":
         partition.stage(b"u" * 16, [batch(0, batch_id=1)])
         partition._staging._names_made += 1  # as with a new file: the folder is synced after it
@@ -511,8 +512,7 @@ def test_the_end_of_a_partition_waits_for_no_sync(
             is_closed = not closing.is_alive()
             if is_closed and what == "prepare":  # a topic of that name is made anew
                 directory.remove_log(TOPIC_ID, 0)
-                again = directory.open_log(b"another topic's.", 0, "t-0", topic(), 0)
-                again.append([numbered(0)])
+                directory.open_log(b"another topic's.", 0, "t-0", topic(), 0)
         finally:
             may_go_on.set()
         assert is_closed
@@ -667,11 +667,11 @@ def test_a_hint_to_drop_a_set_does_not_wait_for_an_apply(
     dropped: list[bool] = []
     real = partition.log.append_decided
 
-    def append_decided(batches: list[Batch]) -> None:
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
         hint = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5, wait=False)))
         hint.start()
         hint.join(30)
-        real(batches)
+        real(batches, leader_epoch)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
     assert apply(partition, prepared) == 1
@@ -688,8 +688,8 @@ def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
     dropper = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5)))
     real = partition.log.append_decided
 
-    def append_decided(batches: list[Batch]) -> None:
-        real(batches)
+    def append_decided(batches: list[Batch], leader_epoch: int) -> None:
+        real(batches, leader_epoch)
         if not dropper.ident:
             dropper.start()
             dropper.join(0.2)
@@ -824,8 +824,8 @@ def test_a_twin_that_can_not_be_dropped_because_its_file_was_removed_hides_nothi
     directory, partition = reopened(directory)  # no file is written to
     append = partition.log.append_decided
 
-    def removing(batches: Any) -> None:
-        append(batches)
+    def removing(batches: Any, leader_epoch: int) -> None:
+        append(batches, leader_epoch)
         shutil.rmtree(partition.log.directory / staging.STAGING, ignore_errors=True)
 
     monkeypatch.setattr(partition.log, "append_decided", removing)
@@ -862,8 +862,8 @@ def test_a_twin_of_a_damaged_set_hides_nothing(directory: LogDirectory, monkeypa
     decided, _ = twins(partition, [3, 3])
     append = partition.log.append_decided
 
-    def damaging(batches: Any) -> None:
-        append(batches)
+    def damaging(batches: Any, leader_epoch: int) -> None:
+        append(batches, leader_epoch)
         (file,) = staged_files(partition)
         data = bytearray(file.read_bytes())
         data[data.index(b"%020d" % 2) : data.index(b"%020d" % 2) + 4] = bytes(4)
@@ -1171,7 +1171,9 @@ def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
     apply(partition, prepared)
     for number in range(6):
         clock.advance(1)
-        partition.log.append_decided([make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))])
+        partition.log.append_decided(
+            [make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))], partition.log.last_epoch
+        )
     partition.forget_silent_transactions()
     assert [partition.log.apply_progress(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
     assert partition.log.apply_progress(PRODUCER) is not None

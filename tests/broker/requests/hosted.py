@@ -9,6 +9,7 @@ from broker.replica.partition import Partition
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK, Clock
+from kafkalog.zk.registry import PartitionState
 
 TOPIC_ID = b"0123456789abcdef"
 
@@ -23,13 +24,16 @@ class Hosted:
                 "t",
                 TOPIC_ID,
                 number,
-                directory.open_log(TOPIC_ID, number, f"t-{number}", settings, 0),
+                directory.open_log(TOPIC_ID, number, f"t-{number}", settings, None),
                 directory,
                 settings,
                 0,
+                SYSTEM_CLOCK,
             )
             for number in range(2)
         ]
+        for partition in self.partitions:
+            partition.lead(PartitionState.only(0, "here"), [0])
         self.hosted = {(TOPIC_ID, partition.number): partition for partition in self.partitions}
         self.settings = BrokerSettings.parse()
         self.clock: Clock = SYSTEM_CLOCK

@@ -38,14 +38,14 @@ def part(number: int = 0, offset: int = 0, max_bytes: int = 0) -> pb.FetchPartit
     return pb.FetchPartition(topic_id=TOPIC_ID, partition=number, offset=offset, max_bytes=max_bytes)
 
 
-def fetched(host: Hosted, *parts: pb.FetchPartition, max_bytes: int = 0, limit: int = 1 << 20) -> Answer:
+def fetched(host: Hosted, *parts: pb.FetchPartition, max_bytes: int = 0, limit: int = 1 << 20) -> Answer[pb.FetchReply]:
     answer = fetch(pb.FetchRequest(partitions=parts, max_bytes=max_bytes), host, limit)  # type: ignore[arg-type]
     assert answer.length == sum(piece.length for piece in answer.slices)
     answer.close()
     return answer
 
 
-def lengths(answer: Answer) -> list[int]:
+def lengths(answer: Answer[pb.FetchReply]) -> list[int]:
     return [each.length for each in answer.reply.partitions]
 
 

@@ -229,9 +229,9 @@ def test_an_apply_says_how_far_it_is(broker: RunningBroker, monkeypatch: pytest.
     permits = threading.Semaphore(0)
     append = partition.log.append_decided
 
-    def paced(batches: Sequence[Batch]) -> None:
+    def paced(batches: Sequence[Batch], leader_epoch: int) -> None:
         assert permits.acquire(timeout=60)
-        append(batches)
+        append(batches, leader_epoch)
 
     monkeypatch.setattr(partition.log, "append_decided", paced)
     seen: list[int] = []
@@ -318,10 +318,10 @@ class HeldUp:
     def hold(self, partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
         append = partition.log.append_decided
 
-        def held(batches: Sequence[Batch]) -> None:
+        def held(batches: Sequence[Batch], leader_epoch: int) -> None:
             self.begun.set()
             assert self.may_go_on.wait(60)
-            append(batches)
+            append(batches, leader_epoch)
 
         monkeypatch.setattr(partition.log, "append_decided", held)
 
@@ -652,9 +652,9 @@ def test_a_partition_shows_its_batch_while_another_of_the_request_is_still_appen
     first, second = (broker.broker.host.leader_of(topic, number) for number in range(2))
     real = second.log.append_decided
 
-    def append_decided(batches: Sequence[Batch]) -> None:
+    def append_decided(batches: Sequence[Batch], leader_epoch: int) -> None:
         waited_for(lambda: first.readable_end_offset == 1, 15)
-        real(batches)
+        real(batches, leader_epoch)
 
     monkeypatch.setattr(second.log, "append_decided", append_decided)
     assert write.apply() == [1, 1]

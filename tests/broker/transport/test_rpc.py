@@ -97,7 +97,7 @@ def test_describing_what_is_not_there_says_so_in_its_place(broker: RunningBroker
         ({"name": ""}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is not a topic name"),
         ({"name": "line\n"}, errors.InvalidTopicName, "INVALID_ARGUMENT", "is not a topic name"),
         ({"name": "t", "partitions": 10_001}, errors.InvalidPartitions, "INVALID_ARGUMENT", "is 10000"),
-        ({"name": "t", "replicas": 2}, errors.InvalidRequest, "INVALID_ARGUMENT", "no replication"),
+        ({"name": "t", "replicas": 2}, errors.InvalidReplicationFactor, "INVALID_ARGUMENT", "live brokers, 1"),
         ({"name": "t", "config": {"retention": "1"}}, errors.UnknownSetting, "INVALID_ARGUMENT", "retention"),
         ({"name": "t", "config": {"segment.bytes": "x"}}, errors.InvalidSetting, "INVALID_ARGUMENT", "whole number"),
         ({"name": "t", "config": {"flush.visibility": "flushed"}}, errors.InvalidSetting, "INVALID_ARGUMENT", "flush"),
@@ -460,7 +460,7 @@ def test_nobody_waits_longer_than_the_broker_lets_him(
     with broker.client() as client:
         assert client.fetch(topic, 0, max_wait_ms=600_000)[1] == b""
     partition = broker.broker.host.leader_of(topic, 0)
-    monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
+    monkeypatch.setattr(partition, "keeps", lambda _: False)  # as on a disk that stands still
     body = a_batch()
     part = pb.AppendPartition(topic_id=topic, length=len(body))
     for timeout_ms in (600_000, 0):
@@ -527,7 +527,7 @@ def test_a_call_that_was_cancelled_lets_go_long_before_its_time_is_over(
     monkeypatch.setattr("broker.requests.append._ACK_TIMEOUT_MS", 600_000)
     partition = broker.broker.host.leader_of(topic, 0)
     if method == "Append":
-        monkeypatch.setattr(partition, "is_flushed_to", lambda _: False)  # as on a disk that stands still
+        monkeypatch.setattr(partition, "keeps", lambda _: False)  # as on a disk that stands still
     body = a_batch()
     part = pb.AppendPartition(topic_id=topic, length=len(body))
     request = {

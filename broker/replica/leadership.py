@@ -1,0 +1,226 @@
+"""What the leader of a partition knows of its replicas during one leader epoch: the in-sync set, how far each follower
+has fetched, and the high watermark that follows from these. Pure: no clock, no lock, no log, no ZooKeeper.
+
+The rules have their numbers from docs/REPLICATION.md; `tests/model/replication.py` explores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kafkalog.zk.registry import PartitionState
+
+
+class Pulse:
+    """The last request of a follower's broker, for whichever partitions.
+
+    Attributes:
+        at: when it came; by the monotonic clock.
+        registration: of the broker, as it says.
+    """
+
+    __slots__ = ("at", "registration")
+
+    def __init__(self, at: float, registration: int) -> None:
+        self.at = at
+        self.registration = registration
+
+
+@dataclass(slots=True)
+class Follower:
+    """A replica that has fetched in this epoch.
+
+    Attributes:
+        directory: the id of its data directory.
+        end_offset: it has every record before it.
+        staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
+        leader_end: the end of the leader's log when it said so.
+        said_at: when it said so.
+        caught_up_at: when it last had all that the leader had, as far as is known.
+    """
+
+    directory: str
+    pulse: Pulse
+    end_offset: int
+    staged_end: int
+    leader_end: int
+    said_at: float
+    caught_up_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A replica that the leader has asked to be taken into the in-sync set. It may be in it already."""
+
+    broker_id: int
+    registration: int
+    directory: str
+
+
+class Leadership:
+    """A leader's epoch.
+
+    Args:
+        broker_id: the leader's.
+        state: of the partition, which names it as the leader.
+        replicas: the partition's, by broker id.
+        min_insync: min.insync.replicas, at most the number of replicas.
+        end_offset: of the leader's log, when the epoch began.
+        staged_end: how much was staged by then.
+        watermark: up to which the leader knows that all is acknowledged.
+        now: when it began; by the monotonic clock.
+
+    Attributes:
+        epoch: the leader epoch.
+        start_offset: the log's end when the epoch began.
+        watermark: the high watermark: every member of the in-sync set has every record before it.
+        staged_watermark: the same of what is staged; -1: not known in this epoch.
+        state: the last that is known to be written.
+        joining: of which it is not known whether they are in the set.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        state: PartitionState,
+        replicas: Iterable[int],
+        min_insync: int,
+        end_offset: int,
+        staged_end: int,
+        watermark: int,
+        now: float,
+    ) -> None:
+        self.broker_id = broker_id
+        self.epoch = state.leader_epoch
+        self.start_offset = end_offset
+        self.watermark = min(watermark, end_offset)
+        self.staged_start = staged_end
+        self.staged_watermark = -1
+        self.state = state
+        self.joining: dict[int, Joining] = {}
+        self._followers: dict[int, Follower] = {}
+        self._began_at = now
+        self.configure(replicas, min_insync)
+        self.advance(end_offset, staged_end)
+
+    def configure(self, replicas: Iterable[int], min_insync: int) -> None:
+        """Use other replicas or another min.insync.replicas from now on."""
+        self.replicas = tuple(replicas)
+        self.min_insync = min(min_insync, len(self.replicas))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else has the partition, so that the log's end is the high watermark."""
+        return len(self.replicas) == 1 and self.state.isr == (self.broker_id,) and not self.joining
+
+    @property
+    def is_below_min(self) -> bool:
+        """Whether the in-sync set is smaller than min.insync.replicas, so that nothing is acknowledged (rule 4). It
+        counts as that while a replica outside of it may be elected, as after min.insync.replicas was lowered: the next
+        change of the state takes the eligible replicas out."""
+        return len(self.state.isr) < self.min_insync or bool(self.state.eligible)
+
+    def adopt(self, state: PartitionState) -> bool:
+        """Take in what is written of the in-sync set, unless something newer is known. Returns whether it changed."""
+        if state.leader_epoch != self.epoch or state.leader != self.broker_id or state.version <= self.state.version:
+            return False
+        self.state = state
+        return True
+
+    def fetched(
+        self,
+        broker_id: int,
+        directory: str,
+        pulse: Pulse,
+        end_offset: int,
+        staged_end: int,
+        leader_end: int,
+        leader_staged: int,
+    ) -> bool:
+        """A follower's log agrees with the leader's up to its end. Returns whether the follower may join.
+
+        Args:
+            pulse: of the follower's connection.
+            end_offset: of the follower's log: what it has, durably if the topic asks for that.
+            staged_end: up to where it has what is staged; -1: it lacks something from before this epoch.
+            leader_end, leader_staged: the same of the leader's.
+        """
+        if broker_id not in self.replicas or broker_id == self.broker_id:
+            return False
+        before = self._followers.get(broker_id)
+        caught_up_at = self._caught_up_at(broker_id)
+        if end_offset >= leader_end:
+            caught_up_at = pulse.at
+        elif before is not None and end_offset >= before.leader_end:  # all that there was when it fetched before
+            caught_up_at = max(caught_up_at, before.said_at)
+        self._followers[broker_id] = Follower(
+            directory, pulse, end_offset, staged_end, leader_end, pulse.at, caught_up_at
+        )
+        return broker_id not in self.joining and self._may_join(broker_id, leader_end, leader_staged)
+
+    def _may_join(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
+        """Rule 2. While the set is too small, a replica needs all that the leader has."""
+        if broker_id in self.state.isr:
+            return False
+        follower, needs_all = self._followers[broker_id], self.is_below_min
+        return follower.end_offset >= max(
+            self.watermark, self.start_offset, leader_end if needs_all else 0
+        ) and follower.staged_end >= max(self.staged_watermark, self.staged_start, leader_staged if needs_all else 0)
+
+    def changes(
+        self, now: float, lag_seconds: float, leader_end: int, leader_staged: int, live: Mapping[int, int]
+    ) -> tuple[list[Joining], list[int]]:
+        """The followers that may join the in-sync set now, also those that were asked for already, and the members that
+        have not caught up for too long. To be asked for several times in that time: a follower that has everything says
+        nothing, so it is looked at here whether it lives.
+
+        Args:
+            live: the epoch of the registration of each live broker. A dead follower stays as far as it had come.
+        """
+        for follower in self._followers.values():
+            if follower.end_offset >= leader_end:
+                follower.caught_up_at = max(follower.caught_up_at, follower.pulse.at)
+        since = now - lag_seconds
+        joining = [
+            Joining(broker_id, follower.pulse.registration, follower.directory)
+            for broker_id, follower in sorted(self._followers.items())
+            if broker_id in self.replicas
+            and live.get(broker_id) == follower.pulse.registration
+            and follower.pulse.at >= since
+            and self._may_join(broker_id, leader_end, leader_staged)
+        ]
+        followers = [broker_id for broker_id in self.state.isr if broker_id != self.broker_id]
+        return joining, [broker_id for broker_id in followers if self._caught_up_at(broker_id) < since]
+
+    def _caught_up_at(self, broker_id: int) -> float:
+        follower = self._followers.get(broker_id)
+        return self._began_at if follower is None else follower.caught_up_at
+
+    def asked_to_join(self, joining: Joining) -> None:
+        """From now on the high watermark counts a replica, until the outcome is known (rule 3)."""
+        self.joining[joining.broker_id] = joining
+
+    def nothing_asked(self) -> None:
+        """What was asked for is in the state that was adopted last, or will never be written."""
+        self.joining.clear()
+
+    def advance(self, end_offset: int, staged_end: int) -> bool:
+        """Move the watermarks as far as they may. Returns whether one moved.
+
+        Args:
+            end_offset: the end of what the leader has, durably if the topic asks for that.
+            staged_end: how much is staged.
+        """
+        if self.is_below_min:
+            return False
+        for broker_id in {*self.state.isr, *self.joining} - {self.broker_id}:
+            follower = self._followers.get(broker_id)
+            if follower is None:  # it has not fetched in this epoch (rule 5)
+                return False
+            end_offset = min(end_offset, follower.end_offset)
+            staged_end = min(staged_end, follower.staged_end)
+        has_moved = end_offset > self.watermark or staged_end > self.staged_watermark
+        self.watermark = max(self.watermark, end_offset)
+        self.staged_watermark = max(self.staged_watermark, staged_end)
+        return has_moved

@@ -1,0 +1,215 @@
+"""What the followers on one broker fetch from the leaders here: a session for each connection. Its requests name only
+positions that are new; appends mark partitions as having news, so that idle ones cost nothing.
+
+A partition with news is answered once; then nothing of it is sent until a request names it again. A moved high
+watermark alone is no news: it goes with the next data, or when the follower's wait is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from broker.replica.host import Host
+from broker.replica.leadership import Pulse
+from broker.replica.partition import Partition
+from broker.requests.fetch import Answer
+from broker.staging.staging import StagedCopy
+from broker.storage.segment import Hint
+from kafkalog.clock import Clock
+from kafkalog.errors import KafkalogError
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire.frames import error_to_wire
+
+_BODY_MAX = (1 << 32) - 1  # of a frame
+_SLICES_MAX = 500  # of one answer, for each may hold a file open
+_Key = tuple[bytes, int]
+
+
+class _Position:
+    """Where a follower's log ends.
+
+    Attributes:
+        diverges: what the leader answers if the logs do not agree.
+        watermark, start_offset: what the follower was last told of them.
+        wake: registered at the partition.
+    """
+
+    __slots__ = ("diverges", "epoch", "hint", "offset", "partition", "staged", "start_offset", "wake", "watermark")
+
+    def __init__(
+        self,
+        partition: Partition,
+        offset: int,
+        epoch: int,
+        hint: Hint | None,
+        staged: list[StagedCopy],
+        wake: Callable[[], None],
+    ) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.epoch = epoch
+        self.hint = hint
+        self.staged = staged
+        self.diverges: tuple[int, int] | None = None
+        self.watermark = self.start_offset = -1
+        self.wake = wake
+
+
+class ReplicaSession:
+    """The followers of a connection. Not thread-safe, except that appends mark partitions.
+
+    Args:
+        wake: called when there may be news.
+    """
+
+    def __init__(self, host: Host, clock: Clock, wake: Callable[[], None]) -> None:
+        self._host = host
+        self._clock = clock
+        self._wake = wake
+        self._pulse = Pulse(clock.monotonic(), -1)
+        self._positions: dict[_Key, _Position] = {}
+        self._failed: dict[_Key, KafkalogError] = {}  # of the last request
+        self._dirty: dict[_Key, None] = {}  # in order; others add to it
+        self._unsettled: dict[_Key, None] = {}  # whose followers may not know the high watermark
+
+    def take(self, request: pb.ReplicaFetchRequest) -> None:
+        """Note the positions that a request names."""
+        self._pulse.at, self._pulse.registration = self._clock.monotonic(), request.registration
+        for named in request.partitions:
+            key = named.topic_id, named.partition
+            self._forget(key)
+            if named.leaves:
+                continue
+            try:
+                replica = self._host.replica_of(*key)
+                position = self._positions[key] = _Position(
+                    replica,
+                    named.end_offset,
+                    named.leader_epoch,
+                    Hint(named.hint.segment_base_offset, named.hint.position) if named.HasField("hint") else None,
+                    [StagedCopy(each.number, each.salt, each.size) for each in named.staged],
+                    partial(self._mark, key),
+                )
+                position.diverges = replica.fetched(
+                    request.broker_id,
+                    request.directory,
+                    self._pulse,
+                    named.leader_epoch,
+                    named.end_offset,
+                    named.last_epoch,
+                    position.staged,
+                )
+                self._dirty[key] = self._unsettled[key] = None
+            except KafkalogError as error:
+                self._failed[key] = error
+
+    def _mark(self, key: _Key) -> None:
+        """There are news of a partition; called by any thread."""
+        self._dirty[key] = None
+        self._wake()
+
+    def _forget(self, key: _Key) -> None:
+        position = self._positions.pop(key, None)
+        if position is not None:
+            position.partition.unregister_replica(position.wake)
+        self._dirty.pop(key, None)
+        self._unsettled.pop(key, None)
+
+    def answer(self, max_bytes: int, is_urgent: bool) -> Answer[pb.ReplicaFetchReply] | None:
+        """What is new; None: nothing is, and the answer can wait.
+
+        Args:
+            is_urgent: the answer is due, whatever there is.
+        """
+        answer = Answer(pb.ReplicaFetchReply())
+        try:
+            self._add_failures(answer)
+            left = min(max_bytes, _BODY_MAX)
+            for key in list(self._dirty):
+                if answer.slices and (left <= 0 or len(answer.slices) >= _SLICES_MAX):
+                    break
+                del self._dirty[key]  # first: what comes from here on marks it again
+                left -= self._look(key, left, answer)
+            if not answer.reply.partitions and not is_urgent:
+                return None
+            for key in list(self._unsettled):
+                self._tell_watermark(key, answer)
+            return answer
+        except BaseException:
+            answer.close()
+            raise
+
+    def _add_failures(self, answer: Answer[pb.ReplicaFetchReply]) -> None:
+        failed, self._failed = self._failed, {}
+        for key, error in failed.items():
+            news = answer.reply.partitions.add(topic_id=key[0], partition=key[1])
+            news.error.CopyFrom(error_to_wire(error))
+
+    def _look(self, key: _Key, left: int, answer: Answer[pb.ReplicaFetchReply]) -> int:
+        """Add what is new of a partition; returns its bytes."""
+        position = self._positions.get(key)
+        if position is None:
+            return 0
+        replica = position.partition
+        try:
+            if position.diverges is not None:
+                news = self._news(key, position, answer)
+                news.diverges, (news.agreed_epoch, news.agreed_end_offset) = True, position.diverges
+                self._forget(key)  # until it is named again
+                return 0
+            replica.register_replica(position.wake)
+            replica.check_leads(position.epoch)
+            piece = replica.read_as_replica(position.offset, max(left, 1), position.hint)
+            if answer.length and piece.length > left:
+                piece.close()
+                self._dirty[key] = None
+                return 0
+            staged = replica.staged_copies()
+            has_others = {each[:2] for each in staged} != {each[:2] for each in position.staged}
+            lacking = replica.staged_pieces(position.staged, left - piece.length) if staged else []
+            if not piece.length and not lacking and not has_others:
+                piece.close()
+                if replica.start_offset > position.start_offset >= 0:  # records were deleted
+                    self._news(key, position, answer)
+                return 0
+            news = self._news(key, position, answer)
+            if piece.length:
+                answer.slices.append(piece)
+                news.length = piece.length
+                news.slice.segment_base_offset, news.slice.position = piece.segment_base_offset, piece.position
+            if has_others:
+                news.names_staged = True
+                news.staged.extend(pb.StagedFile(**each._asdict()) for each in staged)
+            for each in lacking:
+                answer.slices.append(each)
+                news.pieces.add(number=each.segment_base_offset, position=each.position, length=each.length)
+            length = piece.length + sum(each.length for each in lacking)
+            answer.length += length
+            self._forget(key)
+            return length
+        except KafkalogError as error:
+            self._forget(key)
+            news = answer.reply.partitions.add(topic_id=key[0], partition=key[1])
+            news.error.CopyFrom(error_to_wire(error))
+            return 0
+
+    def _news(self, key: _Key, position: _Position, answer: Answer[pb.ReplicaFetchReply]) -> pb.ReplicaNews:
+        news = answer.reply.partitions.add(topic_id=key[0], partition=key[1], leader_epoch=position.epoch)
+        news.high_watermark = position.watermark = position.partition.high_watermark
+        news.log_start_offset = position.start_offset = position.partition.start_offset
+        return news
+
+    def _tell_watermark(self, key: _Key, answer: Answer[pb.ReplicaFetchReply]) -> None:
+        """Add the high watermark and the start of a log, if the follower does not know them."""
+        position = self._positions[key]
+        replica = position.partition
+        if replica.leader_epoch == position.epoch and position.diverges is None:
+            if (replica.high_watermark, replica.start_offset) != (position.watermark, position.start_offset):
+                self._news(key, position, answer)
+            if position.watermark >= position.offset:
+                del self._unsettled[key]
+
+    def close(self) -> None:
+        for key in list(self._positions):
+            self._forget(key)

@@ -1,0 +1,132 @@
+"""What a leader concludes from its followers' fetches: the high watermark, who joins the in-sync set, who leaves it."""
+
+from __future__ import annotations
+
+from broker.replica.leadership import Joining, Leadership, Pulse
+from kafkalog.zk.registry import PartitionState
+
+DIRECTORIES = {0: "a", 1: "b", 2: "c"}
+ALL = (0, 1, 2)
+LIVE = dict.fromkeys(ALL, 1)
+
+
+def state(*isr: int, epoch: int = 5, version: int = 1) -> PartitionState:
+    return PartitionState(0, epoch, isr, (), DIRECTORIES, version)
+
+
+def leading(*isr: int, min_insync: int = 2, end: int = 10, watermark: int = 8) -> Leadership:
+    return Leadership(0, state(*isr), ALL, min_insync, end, 0, watermark, now=100.0)
+
+
+def fetched(leadership: Leadership, broker: int, end: int, leader_end: int, *, now: float = 101.0) -> bool:
+    return leadership.fetched(broker, DIRECTORIES[broker], Pulse(now, 1), end, 0, leader_end, 0)
+
+
+def joining(leadership: Leadership, leader_end: int, now: float = 101.0) -> list[Joining]:
+    return leadership.changes(now, 10.0, leader_end, 0, LIVE)[0]
+
+
+def leaving(leadership: Leadership, now: float, leader_end: int) -> list[int]:
+    return leadership.changes(now, 10.0, leader_end, 0, LIVE)[1]
+
+
+def test_the_watermark_is_the_lowest_end_of_the_set_and_counts_only_this_epochs_fetches() -> None:
+    leadership = leading(0, 1, 2)
+    assert not leadership.advance(10, 0)  # nobody has fetched in this epoch
+    fetched(leadership, 1, 10, 10)
+    assert not leadership.advance(10, 0)
+    fetched(leadership, 2, 9, 10)
+    assert leadership.advance(10, 0)
+    assert leadership.watermark == 9
+    fetched(leadership, 2, 10, 10)
+    assert leadership.advance(12, 0)
+    assert leadership.watermark == 10
+
+
+def test_the_watermark_does_not_move_below_min_insync() -> None:
+    leadership = leading(0)
+    assert not leadership.advance(12, 0)
+    assert leadership.is_below_min
+    alone = leading(0, min_insync=1)
+    assert alone.advance(12, 0)
+    assert alone.watermark == 12
+
+
+def test_the_watermark_counts_a_replica_that_may_have_joined() -> None:
+    leadership = leading(0, 1, min_insync=1)
+    fetched(leadership, 1, 12, 12)
+    assert fetched(leadership, 2, 10, 12)
+    [joined] = joining(leadership, 12)
+    assert joined == Joining(2, 1, "c")
+    leadership.asked_to_join(joined)
+    assert joining(leadership, 12) == [joined]  # until its outcome is known
+    assert leadership.advance(12, 0)
+    assert leadership.watermark == 10
+    assert not leadership.advance(12, 0)
+    leadership.nothing_asked()
+    assert leadership.advance(12, 0)
+    assert leadership.watermark == 12
+
+
+def test_a_replica_joins_with_all_from_before_the_epoch_and_below_min_with_all() -> None:
+    leadership = leading(0, 1, watermark=3)  # the epoch began at 10
+    assert not fetched(leadership, 2, 9, 14)
+    assert fetched(leadership, 2, 10, 14)
+    below = leading(0, watermark=3)
+    assert not fetched(below, 2, 13, 14)
+    assert fetched(below, 2, 14, 14)
+    assert not fetched(below, 0, 14, 14)  # itself
+    assert not below.fetched(7, "d", Pulse(101.0, 1), 14, 0, 14, 0)  # no replica of it
+
+
+def test_a_follower_that_lags_or_never_fetched_leaves_and_an_idle_one_stays() -> None:
+    leadership, idle = leading(0, 1, 2), Pulse(101.0, 1)
+    leadership.fetched(1, "b", idle, 10, 0, 10, 0)
+    fetched(leadership, 2, 4, 10)
+    assert leaving(leadership, 109.0, 10) == []
+    idle.at = 109.5
+    assert leaving(leadership, 110.5, 10) == [2]  # counted from the beginning of the epoch
+    assert leaving(leadership, 119.0, 20) == [2]  # what was appended since is no older than the look before
+    assert leaving(leadership, 120.0, 20) == [1, 2]
+
+
+def test_a_follower_that_has_what_there_was_at_its_last_fetch_does_not_lag() -> None:
+    leadership = leading(0, 1)
+    fetched(leadership, 1, 10, 20, now=101.0)
+    fetched(leadership, 1, 20, 30, now=115.0)
+    assert leaving(leadership, 110.9, 30) == []
+    assert leaving(leadership, 111.1, 30) == [1]
+
+
+def test_a_dead_follower_or_one_that_is_silent_does_not_join() -> None:
+    leadership = leading(0, 1)
+    assert fetched(leadership, 2, 10, 10)
+    assert joining(leadership, 10) == [Joining(2, 1, "c")]
+    assert joining(leadership, 10, now=112.0) == []
+    assert leadership.changes(101.0, 10.0, 10, 0, {0: 1, 1: 1})[0] == []
+    assert leadership.changes(101.0, 10.0, 10, 0, {**LIVE, 2: 2})[0] == []  # it has registered again since
+
+
+def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
+    leadership = Leadership(0, state(0, 1), ALL, 2, 10, 100, 10, now=100.0)
+    assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, -1, 10, 100)
+    assert leadership.fetched(2, "c", Pulse(101.0, 1), 10, 100, 10, 100)
+    leadership.fetched(1, "b", Pulse(101.0, 1), 10, 300, 10, 300)
+    assert leadership.advance(10, 300)
+    assert leadership.staged_watermark == 300
+    assert leadership.changes(101.0, 10.0, 10, 300, LIVE)[0] == []
+
+
+def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
+    leadership = leading(0, 1)
+    assert not leadership.adopt(state(0, version=1))
+    assert not leadership.adopt(state(0, epoch=6, version=2))
+    assert leadership.adopt(state(0, 1, 2, version=3))
+    assert leadership.state.isr == (0, 1, 2)
+
+
+def test_a_partition_with_one_replica_waits_for_nobody() -> None:
+    alone = Leadership(0, state(0), (0,), 2, 10, 0, 0, now=0.0)
+    assert alone.is_alone
+    assert alone.watermark == 10
+    assert not leading(0).is_alone

@@ -1,0 +1,149 @@
+"""Topics with several replicas on real brokers: what followers copy, what is acknowledged, and who leads next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from broker.replica.partition import Partition
+from kafkalog import errors
+from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire.frames import error_from_wire
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import a_batch
+from tests.waiting import waited_for
+
+Brokers = dict[int, RunningBroker]
+
+
+def new_topic(broker: RunningBroker, partitions: int = 1, replicas: int = 3, **config: int | str) -> bytes:
+    given = {name.replace("_", "."): str(value) for name, value in config.items()}
+    request = bpb.CreateTopicRequest(name="t", partitions=partitions, replicas=replicas, config=given)
+    return bytes(broker.stub.CreateTopic(request, timeout=30).topic_id)
+
+
+def replica(broker: RunningBroker, topic: bytes, number: int = 0) -> Partition:
+    return broker.broker.host.replica_of(topic, number)
+
+
+def leader_of(brokers: Brokers, topic: bytes, number: int = 0) -> RunningBroker:
+    """The broker that leads; waits for one."""
+    found: list[RunningBroker] = []
+
+    def leads() -> bool:
+        found[:] = [each for each in brokers.values() if _leads(each, topic, number)]
+        return len(found) == 1
+
+    waited_for(leads, 30, "nobody leads")
+    return found[0]
+
+
+def _leads(broker: RunningBroker, topic: bytes, number: int) -> bool:
+    try:
+        return broker.broker.host.leader_of(topic, number).leads
+    except errors.KafkalogError:
+        return False
+
+
+def in_sync(brokers: Brokers, topic: bytes, number: int, *isr: int) -> Callable[[], bool]:
+    def is_written() -> bool:
+        state = leader_of(brokers, topic, number).record("t").states[number]
+        return sorted(state.isr) == sorted(isr)
+
+    return is_written
+
+
+@pytest.fixture
+def brokers(start_broker: StartBroker) -> Brokers:
+    return {number: start_broker(number, replica_lag_time_max_ms=3000) for number in range(3)}
+
+
+def values(partition: Partition) -> bytes:
+    """The bytes of its log."""
+    piece = partition.read_as_replica(partition.start_offset, 1 << 30, None)
+    try:
+        return piece.read() if hasattr(piece, "read") else _bytes_of(piece)
+    finally:
+        piece.close()
+
+
+def _bytes_of(piece: object) -> bytes:
+    import os
+
+    return os.pread(piece.fileno(), piece.length, piece.position)  # type: ignore[attr-defined]
+
+
+def test_followers_copy_the_bytes_and_acks_all_waits_for_them(brokers: Brokers) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=3)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        for number in range(20):
+            appended = client.append(topic, a_batch([b"%d" % number]), acks=-1)
+            assert not appended.HasField("error"), appended
+            assert appended.base_offset == number
+    copies = [values(replica(each, topic)) for each in brokers.values()]
+    assert copies[0] == copies[1] == copies[2] != b""
+    assert replica(leader, topic).high_watermark == 20
+    waited_for(lambda: all(replica(each, topic).high_watermark == 20 for each in brokers.values()))
+
+
+def test_a_follower_serves_no_client(brokers: Brokers) -> None:
+    topic = new_topic(brokers[0])
+    leader = leader_of(brokers, topic)
+    for broker in brokers.values():
+        if broker is not leader:
+            waited_for(lambda broker=broker: (topic, 0) in broker.broker.host.hosted)  # type: ignore[misc]
+            with pytest.raises(errors.NotLeader):
+                broker.broker.host.leader_of(topic, 0)
+
+
+def test_too_few_in_sync_replicas_refuse_acks_all_and_readers_wait(brokers: Brokers) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=3)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    gone = next(number for number, each in brokers.items() if each is not leader)
+    brokers.pop(gone).stop(clean=False)
+    waited_for(lambda: len(leader.record("t").states[0].isr) == 2)
+    waited_for(lambda: replica(leader, topic)._leadership.is_below_min)  # type: ignore[union-attr]
+    with leader.client() as client:
+        refused = error_from_wire(client.append(topic, a_batch(), acks=-1).error)
+        assert isinstance(refused, errors.NotEnoughReplicas)
+        assert not client.append(topic, a_batch(), acks=1).HasField("error")
+        fetched, _ = client.fetch(topic, 0)
+        assert fetched.end_offset == 0
+        [state] = leader.record("t").states.values()
+        assert state.eligible == (gone,)
+
+
+def test_another_replica_leads_when_the_leader_is_gone_and_it_follows_when_it_comes_back(
+    brokers: Brokers, start_broker: StartBroker
+) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        assert not client.append(topic, a_batch([b"before"]), acks=-1).HasField("error")
+    old = next(number for number, each in brokers.items() if each is leader)
+    brokers.pop(old).stop(clean=False)
+    second = leader_of(brokers, topic)
+    assert replica(second, topic).leader_epoch == 1
+    with second.client() as client:
+        appended = client.append(topic, a_batch([b"after"]), acks=-1)
+        assert (appended.base_offset, appended.HasField("error")) == (1, False)
+    brokers[old] = start_broker(old)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    copies = {values(replica(each, topic)) for each in brokers.values()}
+    assert len(copies) == 1
+
+
+def test_acks_all_with_a_flush_before_each_ack_waits_for_the_followers_disks(brokers: Brokers) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        for number in range(5):
+            appended = client.append(topic, a_batch([b"%d" % number]), acks=-1)
+            assert (appended.base_offset, appended.HasField("error")) == (number, False)
+    assert all(replica(each, topic).log.flushed_offset == 5 for each in brokers.values())
