@@ -31,7 +31,7 @@ LAYERS = {
         ["config", "folder_lock", "ports", "signals", "announce"],
         ["storage"],
         ["staging"],
-        ["replica"],
+        ["replica", "controller"],
         ["groups"],
         ["requests"],
         ["transport"],

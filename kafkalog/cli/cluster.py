@@ -10,6 +10,7 @@ import click
 from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option
 from kafkalog.cli.extents import totals, why_unserved
 from kafkalog.cli.output import admin_of, counted, print_json, print_table
+from kafkalog.errors import RetriableError
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def cluster() -> None:
 @bootstrap_option
 @json_option
 def describe(bootstrap: str, as_json: bool) -> None:
-    """Describe the cluster: its brokers, how much it holds, and which partitions cannot be read or written."""
+    """Describe the cluster: its brokers, how much it holds, and which partitions cannot be read or written. One of the
+    brokers is the controller, which elects the leaders of partitions."""
     with admin_of(bootstrap) as admin:
         found = _description(admin)
     if as_json:
@@ -39,7 +41,10 @@ def describe(bootstrap: str, as_json: bool) -> None:
         return
     click.echo(f"cluster {found['cluster_id']}, ZooKeeper {found['zookeeper']}, client {found['client_version']}")
     counts = [counted(found[f"{name}s"], name) for name in ("topic", "partition", "record")]
-    click.echo(f"{', '.join(counts)}, {counted(found['size_bytes'], 'byte')}\n")
+    click.echo(f"{', '.join(counts)}, {counted(found['size_bytes'], 'byte')}")
+    controller = "nobody, or unknown" if found["controller"] is None else f"broker {found['controller']}"
+    lacking = f"{counted(found['under_replicated'], 'under-replicated partition')}, {found['offline']} without a leader"
+    click.echo(f"controller: {controller}; {lacking}\n")
     print_table(found["brokers"], ["broker", "address", "data_port", "rack", "version", "leads"])
     if found["unserved"]:
         click.echo(f"\n{counted(len(found['unserved']), 'partition')} not served:")
@@ -60,6 +65,11 @@ def _description(admin: Admin) -> dict[str, Any]:
     }
     leads = Counter(leaders.values())
     live = {broker.broker_id for broker in described.brokers}
+    partitions = [partition for topic in topics for partition in topic.partitions]
+    try:
+        controller = admin.describe_controller()
+    except RetriableError:  # the brokers know all else without ZooKeeper
+        controller = None
     unserved = []
     for partition, leader in leaders.items():
         error = why_unserved(extents.get(partition), leader, live)
@@ -70,6 +80,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         "cluster_id": described.cluster_id,
         "zookeeper": f"{described.zookeeper_connect}{described.zookeeper_chroot}",
         "client_version": __version__,
+        "controller": controller,
         "brokers": [
             {
                 "broker": broker.broker_id,
@@ -83,6 +94,8 @@ def _description(admin: Admin) -> dict[str, Any]:
         ],
         "topics": len(topics),
         "partitions": len(leaders),
+        "under_replicated": sum(partition.is_under_replicated for partition in partitions),
+        "offline": sum(partition.is_offline(live) for partition in partitions),
         "records": records,
         "size_bytes": size_bytes,
         "unserved": unserved,

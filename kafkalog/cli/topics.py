@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kafkalog.client.cluster import PartitionInfo
 
 _NO_TOPICS = "there are no topics"
+_PARTITION_COLUMNS = [
+    "partition", "leader", "leader_epoch", "replicas", "isr", "start_offset", "end_offset", "size_bytes"
+]  # fmt: skip
 
 
 @click.group(cls=CommandGroup)
@@ -33,26 +36,43 @@ def topics() -> None:
             "Kept for a day, synced every second",
             "kafkalog topics create flights --partitions 4 --config retention.ms=86400000 --config flush.ms=1000",
         ),
+        (
+            "Three copies, of which two must have a record before its ack",
+            "kafkalog topics create flights --replication-factor 3 --config min.insync.replicas=2",
+        ),
     ],
 )
 @click.argument("topic")
 @click.option(
     "--partitions", type=click.IntRange(1), help="Number of partitions; default: the broker's num.partitions."
 )
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1),
+    help="Copies of each partition, each on another broker; default: the broker's default.replication.factor.",
+)
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @bootstrap_option
-def create(topic: str, partitions: int | None, config: dict[str, str], if_not_exists: bool, bootstrap: str) -> None:
+def create(
+    topic: str,
+    partitions: int | None,
+    replication_factor: int | None,
+    config: dict[str, str],
+    if_not_exists: bool,
+    bootstrap: str,
+) -> None:
     """Create TOPIC."""
     with admin_of(bootstrap) as admin:
         try:
-            made = admin.create_topic(topic, partitions=partitions, config=config)
+            made = admin.create_topic(topic, partitions, replication_factor, config)
         except TopicExists:
             if not if_not_exists:
                 raise
             click.echo(f"topic {topic} exists already")
             return
-    click.echo(f"created topic {made.name} with {_partitions_of(made)}")
+    copies = len(made.partitions[0].replicas)
+    click.echo(f"created topic {made.name} with {_partitions_of(made)}" + f", {copies} copies of each" * (copies > 1))
     _warn_of(made.behind)
 
 
@@ -61,13 +81,29 @@ def create(topic: str, partitions: int | None, config: dict[str, str], if_not_ex
     examples=[
         ("A table", "kafkalog topics list"),
         ("The names alone", "kafkalog topics list --json | jq -r .[].topic"),
+        ("The partitions with a replica that is not in sync", "kafkalog topics list --under-replicated"),
     ],
 )
+@click.option("--under-replicated", is_flag=True, help="List the partitions with a replica that is not in sync.")
+@click.option("--offline", is_flag=True, help="List the partitions that no live broker leads.")
 @bootstrap_option
 @json_option
-def list_topics(bootstrap: str, as_json: bool) -> None:
+def list_topics(under_replicated: bool, offline: bool, bootstrap: str, as_json: bool) -> None:
     """List the topics: partitions, records and bytes of each. Partitions that are not served are counted separately."""
+    if under_replicated and offline:
+        raise click.UsageError("give --under-replicated or --offline, not both")
     with admin_of(bootstrap) as admin:
+        if under_replicated or offline:
+            live = {broker.broker_id for broker in admin.describe_cluster().brokers}
+            found = [
+                {"topic": topic.name, **_replication(each)}
+                for topic in admin.topics()
+                for each in topic.partitions
+                if (each.is_offline(live) if offline else each.is_under_replicated)
+            ]
+            none = f"no partition is {'offline' if offline else 'under-replicated'}"
+            print_rows(found, ["topic", "partition", "leader", "replicas", "isr", "eligible"], as_json, none)
+            return
         listed = admin.topics()
         extents = admin.extents()
     rows = []
@@ -90,8 +126,8 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
-    """Describe TOPICs, or all topics if none is named: partitions with leader and size, and settings, both those set
-    for the topic and the defaults."""
+    """Describe TOPICs, or all topics if none is named: partitions with leader, replicas, in-sync replicas and size, and
+    settings, both those set for the topic and the defaults."""
     with admin_of(bootstrap) as admin:
         listed = admin.describe_topics(list(names) or None)
         extents = admin.extents([topic.name for topic in listed])
@@ -103,7 +139,7 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         print_none(_NO_TOPICS)
     for number, topic in enumerate(found):
         click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}")
-        print_table(topic["partitions"], [name for name in topic["partitions"][0] if name != "error"])
+        print_table(topic["partitions"], _PARTITION_COLUMNS, spare=("leader_epoch", "start_offset", "size_bytes"))
         for partition in topic["partitions"]:
             if partition["error"]:
                 click.echo(f"  {partition['error']}")
@@ -132,6 +168,17 @@ def _all_of(topic: TopicDescription) -> list[TopicPartition]:
     return [TopicPartition(topic.name, partition.partition) for partition in topic.partitions]
 
 
+def _replication(partition: PartitionInfo) -> dict[str, Any]:
+    return {
+        "partition": partition.partition,
+        "leader": partition.leader if partition.has_leader else None,
+        "leader_epoch": partition.leader_epoch,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "eligible": list(partition.eligible),
+    }
+
+
 def _description(
     topic: TopicDescription, extents: Mapping[TopicPartition, PartitionExtent | KafkalogError]
 ) -> dict[str, Any]:
@@ -139,11 +186,7 @@ def _description(
         found = extents.get(TopicPartition(topic.name, each.partition))
         extent = None if isinstance(found, KafkalogError) else found
         return {
-            "partition": each.partition,
-            "leader": each.leader if each.has_leader else None,
-            "leader_epoch": each.leader_epoch,
-            "replicas": list(each.replicas),
-            "isr": list(each.isr),
+            **_replication(each),
             "start_offset": None if extent is None else extent.start_offset,
             "end_offset": None if extent is None else extent.end_offset,
             "size_bytes": None if extent is None else extent.size_bytes,

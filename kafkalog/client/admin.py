@@ -208,7 +208,7 @@ def _ask(
                 topic_id=topic_id, partition=partition.partition, from_offset=from_offsets[partition]
             )
             _say_where(each, wanted[partition])
-        reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id)
+        reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id, patient=False)
         for (partition, topic_id), listed in zip(partitions, reply.partitions, strict=True):
             yield partition, topic_id, listed
 
@@ -268,8 +268,12 @@ def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callabl
                 partition=error.facts.get("partition", error.facts.get("topic_id", "asked for")),
                 broker_id=error.facts.get("broker_id", NO_LEADER),
             ) from None
+        except (BrokerUnreachable, RequestTimedOut):  # another replica may lead by now
+            with suppress(KafkalogError):
+                cluster.refresh(names, patient=False)
+            raise
 
-    return cluster.retrying(attempt_and_refresh)
+    return cluster.retrying(attempt_and_refresh, finds_leaders=True)
 
 
 class Admin:
@@ -301,6 +305,13 @@ class Admin:
         """The cluster's id, live brokers and ZooKeeper."""
         return self._cluster.describe()
 
+    def describe_controller(self) -> int | None:
+        """The id of the broker that is the controller, which elects the leaders of partitions; None: nobody is elected
+        now. Raises ZooKeeperUnreachable, without retries."""
+        described: pb.ControllerDescription
+        described = self._cluster.call("DescribeController", pb.DescribeControllerRequest(), patient=False)
+        return None if described.broker_id < 0 else described.broker_id
+
     def describe_broker(self, broker_id: int | None = None) -> pb.BrokerStatus:
         """A broker's own status: pid, version, counters, why it is out of service.
 
@@ -331,12 +342,18 @@ class Admin:
         return self._cluster.describe_topics(names) if names else []
 
     def create_topic(
-        self, name: str, partitions: int | None = None, config: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> TopicInfo:
         """Create a topic.
 
         Args:
             partitions: the broker's num.partitions if None.
+            replication_factor: copies of each partition, each on another broker; the broker's
+                default.replication.factor if None.
             config: topic settings by dotted name.
 
         Returns:
@@ -347,10 +364,16 @@ class Admin:
         Raises:
             TopicExists: there is a topic of that name.
             InvalidTopicName, InvalidPartitions: the name or the number of partitions is not allowed.
-            UnknownSetting, InvalidSetting: of `config`.
+            InvalidReplicationFactor: there are not so many live brokers.
+            UnknownSetting, InvalidSetting: of `config`, such as a min.insync.replicas above the replication factor.
         """
         arguments.text("name", name)
-        request = pb.CreateTopicRequest(name=name, partitions=_positive(partitions), config=_texts("config", config))
+        request = pb.CreateTopicRequest(
+            name=name,
+            partitions=_positive("partitions", partitions),
+            replicas=_positive("replication_factor", replication_factor),
+            config=_texts("config", config),
+        )
         until = time.monotonic() + FOLLOWED_SECONDS
         created: pb.TopicDescription = self._cluster.call("CreateTopic", request, repeatable=False)
         topic = topic_info(created)
@@ -379,7 +402,7 @@ class Admin:
             name=name,
             set=_texts("set", set),
             unset=arguments.texts("unset", unset),
-            partitions=_positive(partitions),
+            partitions=_positive("partitions", partitions),
         )
         until = time.monotonic() + FOLLOWED_SECONDS
         altered: pb.TopicDescription = self._cluster.call("AlterTopic", request, repeatable=False)
@@ -524,7 +547,9 @@ class Admin:
             request = pb.DeleteRecordsRequest(
                 topic_id=topic.topic_id, partition=partition.partition, before_offset=offset
             )
-            reply: pb.DeleteRecordsReply = self._cluster.call("DeleteRecords", request, broker_id=leader.broker_id)
+            reply: pb.DeleteRecordsReply = self._cluster.call(
+                "DeleteRecords", request, broker_id=leader.broker_id, patient=False
+            )
             return reply.log_start_offset
 
         return with_fresh_leaders(self._cluster, [partition.topic], attempt)
@@ -624,12 +649,13 @@ class Admin:
         delete_group(self._cluster, arguments.text("group", group))
 
 
-def _positive(partitions: int | None) -> int:
-    if partitions is None:
+def _positive(what: str, number: int | None) -> int:
+    """A number for the wire, where 0 means that the broker chooses."""
+    if number is None:
         return 0
-    if not 1 <= arguments.whole_number("partitions", partitions) < 1 << 31:
-        raise InvalidArgument(reason=f"partitions must be from 1 to 2147483647, not {partitions}")
-    return partitions
+    if not 1 <= arguments.whole_number(what, number) < 1 << 31:
+        raise InvalidArgument(reason=f"{what} must be from 1 to 2147483647, not {number}")
+    return number
 
 
 def _texts(what: str, config: Mapping[str, Any] | None) -> dict[str, str]:

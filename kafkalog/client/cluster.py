@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from kafkalog.client.background import in_background
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ClientSettings, parse_bootstrap
 from kafkalog.errors import (
+    LEADER_CHANGES,
     BrokerBusy,
     BrokerNotAsked,
     BrokerStopping,
@@ -49,11 +50,21 @@ log = get_logger(__name__)
 
 _Answer = TypeVar("_Answer")
 
+
+def longest_pause(error: KafkalogError) -> float:
+    """The longest pause in seconds before a request that failed is repeated: short if a new leader may answer it."""
+    return LOOK_SECONDS if isinstance(error, _AWAITS_LEADER) else math.inf
+
+
 _IDLE_CONNECTIONS_MAX = 8  # kept for each broker
 _SILENT_MS = 10_000  # a wait for the first answer that may be longer than this is logged
 _REFUSED = (BrokerStopping, BrokerBusy, NoBrokers)
 _ELSEWHERE = (BrokerUnreachable, ZooKeeperUnreachable, *_REFUSED)
 """Failures after which another broker may answer."""
+LOOK_SECONDS = 0.2
+"""The longest pause before a partition's leader is looked up again while it has none, or does not answer. An election
+takes tens of milliseconds once the old leader's session is over, and no event reports it to clients."""
+_AWAITS_LEADER = (*LEADER_CHANGES, BrokerUnreachable)
 OUT_OF_DATE = (NotLeader, UnknownTopicId)
 """What is known of the topics is not true any more. To ask the same again does not help: ask for the topics first."""
 
@@ -73,17 +84,39 @@ NO_LEADER = -1
 
 
 class PartitionInfo(NamedTuple):
-    """A partition; `leader` is a broker's id, or NO_LEADER while no broker has opened its log."""
+    """A partition.
+
+    Attributes:
+        leader: a broker's id; NO_LEADER while no broker has opened its log, or no replica may lead.
+        leader_epoch: how often the leader has changed.
+        replicas: the brokers that have a copy, the preferred leader first.
+        isr: those of them that are in sync: they have every acknowledged record.
+        eligible: replicas outside the isr that may lead too, while the isr is smaller than min.insync.replicas.
+    """
 
     partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    eligible: tuple[int, ...] = ()
 
     @property
     def has_leader(self) -> bool:
         return self.leader != NO_LEADER
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether some replica is not in sync."""
+        return len(self.isr) < len(self.replicas)
+
+    def is_offline(self, live: Container[int]) -> bool:
+        """Whether no live broker leads it, so that it can be neither read nor written.
+
+        Args:
+            live: the ids of the brokers that are registered (`Admin.describe_cluster`).
+        """
+        return self.leader not in live
 
 
 class TopicInfo(NamedTuple):
@@ -125,7 +158,14 @@ def topic_info(description: pb.TopicDescription) -> TopicInfo:
         dict(description.config),
         dict(description.effective),
         tuple(
-            PartitionInfo(each.partition, each.leader, each.leader_epoch, tuple(each.replicas), tuple(each.isr))
+            PartitionInfo(
+                each.partition,
+                each.leader,
+                each.leader_epoch,
+                tuple(each.replicas),
+                tuple(each.isr),
+                tuple(each.eligible),
+            )
             for each in description.partitions
         ),
         description.created_us,
@@ -249,11 +289,18 @@ class Cluster:
                 call.cancel()
 
     def retrying(
-        self, attempt: Callable[[], _Answer], retried: tuple[type[KafkalogError], ...] = (RetriableError,)
+        self,
+        attempt: Callable[[], _Answer],
+        retried: tuple[type[KafkalogError], ...] = (RetriableError,),
+        *,
+        finds_leaders: bool = False,
     ) -> _Answer:
         """Call `attempt` until it succeeds, fails for good, or `retry.timeout.ms` is over.
 
         Every `RetriableError` is retried, except those in `OUT_OF_DATE`.
+
+        Args:
+            finds_leaders: whether each attempt looks up the leaders again; its pauses are short then.
         """
         settings = self.settings
         retry = Retry(settings.backoff(), math.inf, since=time.monotonic())
@@ -270,7 +317,7 @@ class Cluster:
                 if self._stopped.is_set():
                     raise Closed(what="client") from None
                 retry.limit = limit_ms / 1000
-                pause = retry.failed(time.monotonic())
+                pause = retry.failed(time.monotonic(), longest_pause(error) if finds_leaders else math.inf)
                 if pause is None:
                     raise error from None
                 if limit_ms > _SILENT_MS:
@@ -458,16 +505,24 @@ class Cluster:
         return found
 
     def remember(self, *topics: TopicInfo) -> None:
-        """Keep reported descriptions of topics."""
+        """Keep reported descriptions of topics. A leader of an older epoch than that which is known is not taken in: a
+        broker that is cut off from ZooKeeper reports it, and it would serve a log without the newest records."""
         now = time.monotonic()
         with self._lock:
             for topic in topics:
-                self._topics[topic.name] = (topic, now)
+                known = self._topics.get(topic.name)
+                newest = topic if known is None else _with_newest_leaders(topic, known[0])
+                self._topics[topic.name] = (newest, now)
 
     def forget(self, name: str) -> None:
         """Drop a topic from the cache: it is fetched again when it is next needed."""
         with self._lock:
             self._topics.pop(name, None)
+
+    def is_live(self, broker_id: int) -> bool:
+        """Whether a broker is registered, as last reported."""
+        with self._lock:
+            return broker_id in self._brokers
 
     def known_topic(self, name: str) -> TopicInfo | None:
         """A topic as last reported; None if it was never fetched, or was deleted."""
@@ -600,6 +655,20 @@ class Cluster:
                 connection.abandon()
         self._control, self._idle = {}, {}
         self._borrowed = weakref.WeakSet()  # the parent's: to shut one down would end it there
+
+
+def _with_newest_leaders(topic: TopicInfo, known: TopicInfo) -> TopicInfo:
+    """A description of a topic, with the partitions of another one that have a newer leader."""
+    if topic.topic_id != known.topic_id:
+        return topic
+    newer = {
+        each.partition: each
+        for each, reported in zip(known.partitions, topic.partitions, strict=False)
+        if each.leader_epoch > reported.leader_epoch
+    }
+    if not newer:
+        return topic
+    return topic._replace(partitions=tuple(newer.get(each.partition, each) for each in topic.partitions))
 
 
 class _NotSure(Exception):

@@ -8,14 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kafkalog.errors import KafkalogError, LeaderNotAvailable, NotLeader, OutOfOrderSequence, UnknownPartition
+from kafkalog.errors import (
+    LEADER_CHANGES,
+    KafkalogError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    OutOfOrderSequence,
+    UnknownPartition,
+)
 from kafkalog.events import EventLogger
 
 EVERY_SECONDS = 60.0
 _QUIET_SECONDS = 5.0
 """A failure this long after the last one begins a new series, if its retries also end later. Time alone does not show
 it: one try can take as long, as a connection to a broker that hangs does."""
-_PASSING = (NotLeader, LeaderNotAvailable, OutOfOrderSequence, UnknownPartition)
+_PASSING = (
+    *LEADER_CHANGES,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    OutOfOrderSequence,
+    UnknownPartition,
+)
 """Failures that a change of leaders brings with it, or a new partition, which a member of a group is given before its
 metadata has it; they are said only when they last."""
 _PASSING_SECONDS = 2.0

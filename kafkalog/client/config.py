@@ -42,8 +42,8 @@ class ClientSettings(Settings, what="client"):
 
 class ProducerSettings(ClientSettings, what="producer"):
     # fmt: off
-    acks = Setting(str, "1", one_of("0", "1", "all"),
-        "0: no answer, and a record may be lost without an error; 1: the leader has the record; all: refused, because a partition has only one copy yet.")
+    acks = Setting(str, "all", one_of("0", "1", "all"),
+        "all: every in-sync replica has the record, at least min.insync.replicas of them; 1: the leader has it, and a failover may lose it; 0: no answer, and a record may be lost without an error. With one replica, all is the same as 1.")
     linger_ms = Setting(int, 5, between(0, INT_MAX),
         "How long a batch waits for more records. Larger: bigger batches, later delivery.")
     batch_size = Setting(int, 2_500_000, between(1, 1 << 30),
@@ -70,7 +70,7 @@ class ProducerSettings(ClientSettings, what="producer"):
         if self.enable_idempotence and self.acks == "0" and "enable.idempotence" in self.given():
             return (
                 "enable.idempotence",
-                "with acks=0 the broker sends no acks, so nothing can be retried: use acks=1, or remove enable.idempotence",
+                "with acks=0 the broker sends no acks, so nothing can be retried: use acks=all, or remove enable.idempotence",
             )
         if self.delivery_timeout_ms < self.linger_ms:
             return "delivery.timeout.ms", f"it must be at least linger.ms ({self.linger_ms})"

@@ -11,24 +11,16 @@ from pyspark_kafkalog.write.options import SinkOptions
 
 
 def check_target(options: SinkOptions) -> None:
-    """Check acks=all, and that the option topic names a topic. Topics in a column are known only to the tasks.
+    """Check that the option topic names a topic. Topics in a column are known only to the tasks.
 
-    An unreachable broker is left to the tasks, which retry; with acks=all it is an error, because exactly-once tasks do
-    not use acks. A stream's writers are made again for each micro-batch: this process's cached topics are used.
-
-    Raises:
-        UnsupportedAcks: acks=all, if the brokers do not offer it: the write would have fewer copies than was asked for.
-        UnknownTopic.
+    An unreachable broker is left to the tasks, which retry. A stream's writers are made again for each micro-batch:
+    this process's cached topics are used. Raises UnknownTopic.
     """
     from kafkalog.client.config import parse_producer
-    from kafkalog.client.producer.producer import check_acks_all
 
-    settings = parse_producer(options.client)
-    cluster = cluster_of(options.bootstrap_servers, settings)
-    if settings.acks == "all":
-        check_acks_all(cluster)
     if options.topic is None:
         return
+    cluster = cluster_of(options.bootstrap_servers, parse_producer(options.client))
     with suppress(RetriableError):
         if cluster.fresh_topic(options.topic) is None:
             cluster.describe(patient=False)  # a new topic may be known to only one of the brokers: all are asked

@@ -209,8 +209,6 @@ def test_a_batch_write_with_a_wrong_option_is_refused_before_any_task(
     [
         ("value string", {"kafka.value.serializer": "x"}, "kafka.value.serializer is not supported"),
         ("value string", {"txnAppId": "a", "txnVersion": "1"}, "txnAppId and txnVersion are for batch writes"),
-        ("value string", {"kafka.acks": "all"}, "acks=all is not supported: there is no replication yet; use acks=1"),
-        ("value string", {"kafkalog.acks": "-1", "delivery": "at-least-once"}, "acks=all is not supported"),
         ("value string", {"topic": "not.there"}, "there is no topic 'not.there'"),
         ("value bigint", {}, "column 'value' is of type bigint; it must be string or binary"),
         ("body string", {}, "the rows to write need a column 'value'; they have body"),
@@ -301,12 +299,18 @@ def test_a_topic_that_is_not_there_fails_the_write_and_is_not_made(
 
 @pytest.mark.parametrize("name", ["kafka.acks", "kafkalog.acks"])
 @DELIVERIES
-def test_acks_all_is_refused_before_any_task_as_by_the_producer(
-    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, delivery: str, name: str
+def test_acks_all_is_what_the_producer_takes(
+    spark: SparkSession,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    delivery: str,
+    name: str,
+    messages_in: MessagesIn,
 ) -> None:
     admin.create_topic(topic)
-    with pytest.raises(AnalysisException, match="acks=all is not supported: there is no replication yet; use acks=1"):
-        write(spark.range(1).selectExpr("'v' AS value"), options, **{name: "all"}, delivery=delivery)
+    write(spark.range(1).selectExpr("'v' AS value"), options, **{name: "all"}, delivery=delivery)
+    assert [message.value for message in messages_in(topic)] == [b"v"]
 
 
 def test_a_thread_writes_once_it_has_an_active_session(

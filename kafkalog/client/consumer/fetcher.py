@@ -21,12 +21,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kafkalog.client.background import in_background
-from kafkalog.client.cluster import NO_LEADER, Cluster
+from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.errors import (
+    BrokerUnreachable,
     DiskFull,
     KafkalogError,
     LeaderNotAvailable,
@@ -47,6 +48,8 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 5.0
+_QUIET_SECONDS = 2.0
+"""A fetch that is unanswered for so long beyond its wait: is its broker still registered?"""
 _IN_FLIGHT_MAX = 2
 _ANY_BROKER = -2  # key of failures to refresh metadata
 
@@ -63,6 +66,7 @@ class Source:
         failure: the last error raised for it, since its last seek.
         asked: the unanswered request for it.
         trouble: set while only this partition cannot be read (no broker has opened its log, or none can); retried.
+        doubted_at: when its offset was first past the end of the log, by an answer that is not confirmed yet.
         reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id: of its leader, as last reported.
@@ -76,6 +80,7 @@ class Source:
         "arrived_bytes",
         "asked",
         "broker_id",
+        "doubted_at",
         "error",
         "failure",
         "is_dry",
@@ -97,6 +102,7 @@ class Source:
         self.failure: KafkalogError | None = None
         self.asked: _Asked | None = None
         self.trouble: _Trouble | None = None
+        self.doubted_at: float | None = None
         self.reset_to: int | None = None
         self.is_dry = False
         self.broker_id = NO_LEADER
@@ -130,7 +136,7 @@ class Source:
         self.arrived_bytes = 0
         self.error = self.failure = self.trouble = None
         self.asked = None  # its answer is ignored
-        self.reset_to = None
+        self.reset_to = self.doubted_at = None
         self.is_dry = False
         self.reader.offset = offset
 
@@ -164,9 +170,9 @@ class _Trouble:
         self.forget(now - self.retry_at)
         self.retry_at = now
 
-    def failed(self, now: float) -> bool:
+    def failed(self, now: float, error: KafkalogError) -> bool:
         """Record another failure; returns whether to try again."""
-        pause = self.retry.failed(now)
+        pause = self.retry.failed(now, longest_pause(error))
         if pause is None:
             return False
         self.retry_at = now + pause
@@ -386,6 +392,9 @@ class Fetcher:
                 by_fd[link.connection.fileno()] = broker_id, link
                 poller.register(link.connection.fileno(), select.POLLIN)
                 until.append(link.deadline)
+                quiet_at = self._quiet_at(link)
+                again_at = self._refreshed_at + self._settings.retry_backoff_max_ms / 1000
+                until.append(quiet_at if quiet_at > looked_at else max(again_at, looked_at + LOOK_SECONDS))
         events = poller.poll(max(0.0, min(until) - time.monotonic()) * 1000)  # rounds up
         for fd, _ in events:
             if fd == self._wake_receiver.fileno():
@@ -612,7 +621,8 @@ class Fetcher:
                 try:
                     found = source.reader.take(answer, data)
                 except OffsetOutOfRange as error:
-                    self._out_of_range(source, error)
+                    if not self._is_doubtful(source, error):
+                        self._out_of_range(source, error)
                 except DiskFull as error:  # its log could not be opened; the others can be read
                     self._source_failed(source, error)
                 except RetriableError as error:
@@ -620,14 +630,32 @@ class Fetcher:
                 except KafkalogError as error:
                     source.error = error
                 else:
-                    source.trouble = None
+                    source.trouble = source.doubted_at = None
                     source.is_dry = not found
                     source.arrived.extend(found)
                     source.arrived_bytes += sum(batch.header.length for batch in found)
         return trouble
 
+    def _is_doubtful(self, source: Source, error: OffsetOutOfRange) -> bool:
+        """Lock held: whether an offset past the log's end is asked for again first, when it is known who leads now:
+        a broker that leads no more, and does not know it, may lack the newest records. A reset would read again, or
+        skip, what another leader has."""
+        end_offset = error.facts.get("end_offset")
+        if not isinstance(end_offset, int) or source.reader.offset <= end_offset:
+            return False
+        now = time.monotonic()
+        if source.doubted_at is None:
+            source.doubted_at = now
+        elif self._refreshed_at >= source.doubted_at:
+            return False
+        if source.trouble is None:
+            source.trouble = _Trouble(self._settings, now)
+        self._stale = True
+        return source.trouble.failed(now, error)
+
     def _out_of_range(self, source: Source, error: OffsetOutOfRange) -> None:
         """Lock held: act by auto.offset.reset."""
+        source.trouble = source.doubted_at = None
         where = self._settings.auto_offset_reset
         target: Any = error.facts.get("start_offset" if where == "earliest" else "end_offset")
         if where == "error" or not isinstance(target, int):
@@ -651,7 +679,7 @@ class Fetcher:
         if trouble is None:
             trouble = self._troubles[broker_id] = _Trouble(self._settings, now)
         is_worth_a_try = isinstance(error, RetriableError) or broker_id == _ANY_BROKER
-        if not (is_worth_a_try and trouble.failed(now)):
+        if not (is_worth_a_try and trouble.failed(now, error)):
             del self._troubles[broker_id]
             self._give_up(broker_id, error)
             return
@@ -679,7 +707,7 @@ class Fetcher:
         now = time.monotonic()
         if source.trouble is None:
             source.trouble = _Trouble(self._settings, now)
-        if source.trouble.failed(now):
+        if source.trouble.failed(now, error):
             self._complain(source.broker_id, error, source.trouble, partition=str(source.topic_partition))
         else:
             source.error, source.trouble = error, None
@@ -701,6 +729,17 @@ class Fetcher:
                 self._drop(broker_id, link)
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
                 self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
+            elif link.count and now >= self._quiet_at(link):
+                if not self._cluster.is_live(broker_id):  # its partitions have other leaders, or none
+                    self._drop(broker_id, link)
+                    reason = "it is not registered in the cluster any more"
+                    self._failed(broker_id, BrokerUnreachable(address=link.connection.address, reason=reason))
+                elif now >= self._refreshed_at + self._settings.retry_backoff_max_ms / 1000:
+                    self._stale = True
+
+    def _quiet_at(self, link: Link[_Asked]) -> float:
+        """When a link with an unanswered request counts as quiet."""
+        return link.deadline - self._settings.request_timeout_ms / 1000 + _QUIET_SECONDS
 
     def _drop(self, broker_id: int, link: Link[_Asked]) -> None:
         if self._links.get(broker_id) is link:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from kafkalog.client.cluster import BrokerInfo, Cluster
+from kafkalog.client.admin import list_offsets
+from kafkalog.client.cluster import BrokerInfo, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, decode
 from kafkalog.client.link import Link
@@ -16,6 +17,7 @@ from kafkalog.errors import (
     CorruptBatch,
     DataLost,
     KafkalogError,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     ProtocolError,
     RetriableError,
@@ -214,20 +216,40 @@ class _RangeFetch:
             raise ProtocolError(address=link.connection.address, reason="an answer to a request that was not made")
         link.answered()
         answer = header.fetch.partitions[0]
-        found = self._reader.take(answer, body if body is not None else memoryview(b""))
-        if answer.end_offset < self._end_offset:  # the rest may never come
-            raise OffsetOutOfRange(
-                offset=self._end_offset - 1,
-                partition=str(self._reader.topic_partition),
-                start_offset=answer.log_start_offset,
-                end_offset=answer.end_offset,
+        where = str(self._reader.topic_partition)
+        try:
+            found = self._reader.take(answer, body if body is not None else memoryview(b""))
+        except OffsetOutOfRange as error:
+            if self._reader.offset < error.facts["start_offset"]:
+                raise
+            self._check_end(error)
+            raise OffsetNotAvailable(partition=where, leader_epoch=-1) from None
+        if answer.end_offset < self._end_offset:
+            start, end = answer.log_start_offset, answer.end_offset
+            self._check_end(
+                OffsetOutOfRange(offset=self._end_offset - 1, partition=where, start_offset=start, end_offset=end)
             )
+            if not found:
+                raise OffsetNotAvailable(partition=where, leader_epoch=-1)
+            self._drop()
         return found
+
+    def _check_end(self, error: OffsetOutOfRange) -> None:
+        """A log that ends before the range's end is not the proof that its records are lost: a new leader does not know
+        at once up to where the last one let readers read, and a broker that leads no more may lack the end. The leader
+        as it is now decides; it answers only when it knows. Raises the error if records of the range may never come."""
+        name = self._reader.topic_partition.topic
+        self._cluster.refresh([name])
+        if self._cluster.topic(name).topic_id != self._reader.topic_id:
+            raise error
+        [listed] = list_offsets(self._cluster, {self._reader.topic_partition: "latest"}).values()
+        if listed.offset is None or listed.offset < self._end_offset:
+            raise error
 
     def _recover(self, error: KafkalogError) -> None:
         """Release the connection, pause, and refresh the metadata. Raises the error once the time for it is over."""
         self._drop()
-        pause = self._retry.failed(time.monotonic())
+        pause = self._retry.failed(time.monotonic(), longest_pause(error))
         if pause is None:
             raise error
         self._complaint.failed(error, self._retry.until, partition=str(self._reader.topic_partition))

@@ -43,8 +43,7 @@ from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers
 from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
-from kafkalog.wire import broker_pb2, dataport_pb2
-from kafkalog.wire.frames import error_from_wire
+from kafkalog.wire import broker_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,8 +100,10 @@ class Producer:
     call of this producer, its own call raises ReentrantCall; buffered records stay buffered. (If a SystemExit raised
     there interrupts close(), close() gives up all records that are not acknowledged.)
 
-    With enable.idempotence (the default with acks=1) a retry neither doubles nor reorders the records of a partition.
-    With acks=0 a record counts as delivered when it is written to the socket, and may be lost without an error.
+    With acks=all (the default) a record is acknowledged once every in-sync replica has it, and survives the loss of all
+    but one of them; with acks=1 once the leader has it. With acks=0 a record counts as delivered when it is written to
+    the socket, and may be lost without an error. With enable.idempotence (the default, except with acks=0) a retry
+    neither doubles nor reorders the records of a partition, also if another broker leads it meanwhile.
 
     Args:
         bootstrap_servers: `host:port` of one broker's gRPC port or more, with commas between; or a `Cluster`, which is
@@ -114,7 +115,6 @@ class Producer:
 
     Raises:
         UnknownSetting, InvalidSetting: of the settings.
-        UnsupportedAcks: acks="all", if the brokers do not offer it.
     """
 
     def __init__(
@@ -151,8 +151,6 @@ class Producer:
         self._is_stopped = False
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
-        if self._acks == -1:
-            check_acks_all(self._cluster)
         after_fork(self, Producer._after_fork_in_child)
         _open.add(self)
 
@@ -592,6 +590,7 @@ class Producer:
         """Lock held: give a queue to the sender of its new leader."""
         self._senders[queue.leader].drop(queue)
         queue.leader = leader
+        queue.leader_changed()
         self._has_work(queue, 0.0)
 
     def _have_sender(self, broker_id: int) -> None:
@@ -659,15 +658,6 @@ class Producer:
         self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
         for sender in self._senders.values():
             sender.abandon()
-
-
-def check_acks_all(cluster: Cluster) -> None:
-    """Ask a broker, by an empty append, whether it offers acks=all. Raises UnsupportedAcks."""
-    request = broker_pb2.InlineAppendRequest(request=dataport_pb2.AppendRequest(acks=-1))
-    reply: dataport_pb2.AppendReply = cluster.call("Append", request)
-    for each in reply.partitions:
-        if each.HasField("error"):
-            raise error_from_wire(each.error)
 
 
 _open: weakref.WeakSet[Producer] = weakref.WeakSet()

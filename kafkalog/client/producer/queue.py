@@ -16,15 +16,20 @@ Sequence numbers are given when a batch first leaves `ready`. The rules that kee
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from kafkalog.client.cluster import LOOK_SECONDS
 from kafkalog.client.producer.encode import Body
 from kafkalog.errors import (
+    LEADER_CHANGES,
     DeliveryTimedOut,
     InternalError,
     KafkalogError,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
     OutcomeUnknown,
     OutOfOrderSequence,
     RequestTimedOut,
@@ -39,8 +44,9 @@ if TYPE_CHECKING:
     from kafkalog.client.producer.accumulator import Accumulator
 
 EPOCH_MAX = (1 << 15) - 1
-_MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError)
-"""Answers that leave it open whether the batch is in the log."""
+_MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError, NotEnoughReplicasAfterAppend, NotLeader)
+"""Answers that leave it open whether the batch is in the log. NotLeader is also the answer to a batch that the leader
+wrote, and then led no more before the in-sync replicas had it."""
 
 OnDelivery = Callable[["KafkalogError | None", "RecordMetadata | None"], object]
 """(error, metadata), one of them None: the order of confluent-kafka and librdkafka."""
@@ -148,6 +154,8 @@ class PartitionQueue:
     Attributes:
         identity: set by the sender when `needs_identity` is true, with another producer id than `used_up`.
         in_flight: batches whose answer is awaited.
+        failing_since: the time of the first failure since the last ack; None if there was none. The leader may have
+            changed.
     """
 
     def __init__(
@@ -171,6 +179,7 @@ class PartitionQueue:
         self.in_flight = 0
         self.identity: Identity | None = None
         self.last_failure: KafkalogError | None = None
+        self.failing_since: float | None = None
         self._idempotent = idempotent
         self._window = window
         self._delivery_timeout_ms = delivery_timeout_ms
@@ -296,6 +305,7 @@ class PartitionQueue:
             return []
         self.unacked.remove(batch)  # nearly always the first
         self._backoff.reset()
+        self.failing_since = None
         return self._settled()
 
     def refused(self, batch: Batch, error: KafkalogError, now: float) -> Failed:
@@ -363,7 +373,15 @@ class PartitionQueue:
         return True
 
     def _pause(self, now: float) -> None:
-        self._retry_at = now + self._backoff.next()
+        changes = isinstance(self.last_failure, LEADER_CHANGES)
+        self._retry_at = now + self._backoff.next(LOOK_SECONDS if changes else math.inf)
+        if self.failing_since is None:
+            self.failing_since = now
+
+    def leader_changed(self) -> None:
+        """Another broker leads the partition: send at once, instead of after the pause."""
+        self._retry_at = 0.0
+        self._backoff.reset()
 
     def hold(self, error: KafkalogError, now: float) -> None:
         """A step before sending failed: pause as after a failed send."""

@@ -7,12 +7,13 @@ reported to the queues of all batches that were in flight on it; they decide wha
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import LOOK_SECONDS, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.link import Link
 from kafkalog.client.producer.accumulator import Accumulator
@@ -35,6 +36,10 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 log = get_logger(__name__)
 
 _PASS_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
+_ELECTION_SECONDS = 30.0
+"""So long a leader that fails is looked up again with short pauses, then with the longest between two tries."""
+_QUIET_SECONDS = 2.0
+"""A broker that answers nothing for so long is looked up: if it is not registered any more, it will not answer."""
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -117,6 +122,8 @@ class Sender:
         self._sleeps = False
         self._stopping = False
         self._stale = False  # the metadata may be out of date
+        self._refreshed_at = -math.inf
+        self._quiet_since = 0.0  # when it last answered, or had nothing to answer
         self._refresh_at = time.monotonic() + cluster.settings.metadata_max_age_ms / 1000
         self._complaint = Complaint(log, "records_held_up")
         self._readers: list[threading.Thread] = []
@@ -191,7 +198,9 @@ class Sender:
                 return False
             now = time.monotonic()
             requests, called, wake_at, in_need = self._collect(now)
-            stale = bool(self._active) and (self._stale or now >= self._refresh_at)
+            look_at = self._look_at(now)
+            stale = bool(self._active) and (self._stale or now >= self._refresh_at or now >= look_at)
+            wake_at = min(wake_at, look_at) if wake_at is not None else None if look_at == math.inf else look_at
             if not (requests or called or in_need or stale):
                 self._sleep(wake_at, now)
                 return True
@@ -245,10 +254,27 @@ class Sender:
                     wake_at = at
         return requests, self._accumulator.finish(failed), wake_at, in_need
 
+    def _look_at(self, now: float) -> float:
+        """Lock held: when to look up whether partitions have another leader, beside the look after each failure.
+        Infinite while nothing fails."""
+        longest = self._cluster.settings.retry_backoff_max_ms / 1000
+        pause = math.inf
+        for queue in self._active:
+            if queue.failing_since is not None and queue.is_held(now):
+                is_recent = now - queue.failing_since < _ELECTION_SECONDS
+                pause = min(pause, LOOK_SECONDS if is_recent else longest)
+        if self._link is not None and self._link.count:
+            if self._is_quiet():
+                pause = min(pause, longest)
+            elif pause == math.inf:
+                return self._quiet_since + _QUIET_SECONDS
+        return self._refreshed_at + pause
+
     def _refresh(self) -> None:
         """Refresh the metadata. A failure is not reported: the queues have their own failures and deadlines."""
         with self._accumulator.lock:
             self._stale = False
+            self._refreshed_at = time.monotonic()
             self._refresh_at = time.monotonic() + self._cluster.settings.metadata_max_age_ms / 1000
             names = self._owner.topics()
         try:
@@ -256,8 +282,18 @@ class Sender:
         except KafkalogError as error:
             log.debug("refresh_failed", broker_id=self.broker_id, reason=str(error))
         with self._accumulator.lock:
-            called = self._accumulator.finish(self._owner.take_in_topics())
+            failed = self._owner.take_in_topics()
+            link = self._link
+            if link is not None and self._is_quiet() and not self._cluster.is_live(self.broker_id):
+                reason = "it is not registered in the cluster any more"
+                failed += self._lose(link, BrokerUnreachable(address=link.connection.address, reason=reason))
+            called = self._accumulator.finish(failed)
         self._accumulator.call_back(called)
+
+    def _is_quiet(self) -> bool:
+        """Lock held: whether the broker owes an answer, and has sent none for a while."""
+        link = self._link
+        return link is not None and link.count > 0 and time.monotonic() - self._quiet_since >= _QUIET_SECONDS
 
     def _give_identities(self, queues: list[PartitionQueue]) -> None:
         for queue in queues:
@@ -290,7 +326,10 @@ class Sender:
                     )
                 else:
                     lost = None
-                    due = time.monotonic() + self._request_timeout
+                    now = time.monotonic()
+                    due = now + self._request_timeout
+                    if not link.count:
+                        self._quiet_since = now
                     for correlation_id, request in framed:
                         link.began(correlation_id, request, min(due, max(batch.deadline for batch in request.batches)))
             if lost is not None:
@@ -519,7 +558,7 @@ class Sender:
             return []
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
         touched: dict[PartitionQueue, None] = {}
-        now = time.monotonic()
+        now = self._quiet_since = time.monotonic()
         fault: KafkalogError | None = None
         for reply in replies:
             try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from kafkalog.client.cluster import Cluster
+from kafkalog.client.cluster import Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.errors import (
     KafkalogError,
@@ -213,8 +213,9 @@ class Leaders:
             if not failed:
                 backoff.reset()
                 continue
-            patience.failed(failures[failed[0]], backoff.pause)
-            self._cluster.pause(backoff.next())
+            pause = backoff.next(min(longest_pause(failures[place]) for place in failed))
+            patience.failed(failures[failed[0]], pause)
+            self._cluster.pause(pause)
             self._refresh({place.topic for place in failed})
 
     def _take(self, asking: _LeaderRound, patience: Patience) -> None:

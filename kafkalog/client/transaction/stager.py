@@ -2,9 +2,9 @@
 
 Each partition gets one part, named by a uuid that only this stager has, so that a part of another attempt of the task
 is never taken for it. Batches of a part are numbered and acknowledged in order. After a lost connection those without
-an ack are sent again, and the leader recognizes those it has. All topics share one connection for each broker, whether
-they belong to one transaction or to one each. Not thread-safe: a task is one thread. Commits nothing (`coordinator.py`
-does).
+an ack are sent again, and the leader recognizes those it has. So does another leader after a failover: the in-sync
+replicas have all that was acknowledged. All topics share one connection for each broker, whether they belong to one
+transaction or to one each. Not thread-safe: a task is one thread. Commits nothing (`coordinator.py` does).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from kafkalog.client.cluster import Cluster, TopicInfo
+from kafkalog.client.cluster import Cluster, TopicInfo, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ProducerSettings
 from kafkalog.client.link import Link
@@ -335,7 +335,7 @@ class PartStager:
             if not error.retriable:
                 raise error
             self._drop_links()
-            pause = self._retry.failed(time.monotonic())
+            pause = self._retry.failed(time.monotonic(), longest_pause(error))
             if pause is None:
                 unacked = next(part for part in self._parts.values() if part.unacked)
                 raise DeliveryTimedOut(

@@ -30,9 +30,11 @@ from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     NotLeader,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     PartitionLost,
     RequestTimedOut,
+    RetriableError,
     TopicExists,
     UnknownPartition,
     UnknownSetting,
@@ -276,20 +278,22 @@ class Leading:
     def leader_of(self, partition: TopicPartition) -> tuple[SimpleNamespace, SimpleNamespace]:
         return SimpleNamespace(topic_id=b"t" * 16), SimpleNamespace(broker_id=1)
 
-    def refresh(self, names: Iterable[str]) -> None:
+    def refresh(self, names: Iterable[str], *, patient: bool = True) -> None:
         self.refreshed.append(list(names))
 
-    def retrying(self, attempt: Callable[[], object]) -> object:
+    def retrying(self, attempt: Callable[[], object], *, finds_leaders: bool) -> object:
         while True:
-            with contextlib.suppress(LeaderNotAvailable):
+            with contextlib.suppress(RetriableError):
                 return attempt()
 
-    def call(self, method: str, request: Any, broker_id: int) -> pb.ListOffsetsReply:
+    def call(self, method: str, request: Any, broker_id: int, *, patient: bool = True) -> pb.ListOffsetsReply:
         numbers = [each.partition for each in request.partitions]
         self.asked.append(numbers)
         reply, answers = pb.ListOffsetsReply(), self._answers.pop(0)
         for number in numbers:
             answer = answers[number]
+            if isinstance(answer, BrokerUnreachable):
+                raise answer
             if isinstance(answer, KafkalogError):
                 reply.partitions.add(error=error_to_wire(answer))
             else:
@@ -321,6 +325,14 @@ def test_a_partition_that_is_lost_is_asked_for_once_and_one_whose_leader_moved_u
     assert list(map(str, failed)) == ["t-0"]
     assert leading.asked == [[0, 1, 2], [1, 2]]
     assert leading.refreshed == [["t"]]
+
+
+def test_the_end_of_a_partition_is_asked_for_until_its_new_leader_knows_it() -> None:
+    partition = TopicPartition("t", 0)
+    unknown = OffsetNotAvailable(partition="t-0", leader_epoch=2)
+    leading: Any = Leading({0: AWAY}, {0: unknown}, {0: 5})
+    assert list_offsets(leading, {partition: "latest"})[partition].offset == 5
+    assert leading.refreshed == [["t"]]  # after the leader did not answer: another may lead
 
 
 @pytest.mark.parametrize(("answers", "is_news"), [([{0: 0}], False), ([{0: 6}], True), ([{0: LOST}], True), ([], True)])
@@ -439,7 +451,7 @@ def test_what_an_operator_changes_is_asked_for_once_and_values_go_as_the_brokers
     with Admin("here:1") as admin:
         monkeypatch.setattr(admin._cluster, "call", call)
         monkeypatch.setattr(admin._cluster, "describe", lambda patient: ClusterInfo("", (), "", ""))
-        admin.create_topic("t", 1, {"a.b": True, "c": 5})
+        admin.create_topic("t", 1, config={"a.b": True, "c": 5})
         admin.alter_topic("t", set={"a.b": False})
         admin.delete_topic("t")
         with pytest.raises(InvalidArgument, match="partitions must be from 1 to 2147483647, not 2147483648"):

@@ -69,10 +69,10 @@ def test_a_dict_of_settings_as_confluents_client_takes_it_is_shown_as_arguments(
         (lambda a: a.create_topic("t", partitions="3"), "partitions is '3', not an int"),
         (lambda a: a.create_topic("t", 2.0), "partitions is 2.0, not an int"),
         (
-            lambda a: a.create_topic("t", 1, "retention.ms=1"),
+            lambda a: a.create_topic("t", 1, config="retention.ms=1"),
             "config is 'retention.ms=1', not a dict of settings by name",
         ),
-        (lambda a: a.create_topic("t", 1, {5: 1}), "a setting's name in config is 5, not a str"),
+        (lambda a: a.create_topic("t", 1, config={5: 1}), "a setting's name in config is 5, not a str"),
         (lambda a: a.alter_topic("t", unset="retention.ms"), "unset is 'retention.ms', not a list of str"),
         (lambda a: a.alter_topic(None), "name is None, not a str"),
         (lambda a: a.delete_topic(["t"]), "name is ['t'], not a str"),

@@ -433,6 +433,21 @@ def test_a_partition_is_one_of_those_there_are(number: int) -> None:
         topic.partition(number)
 
 
+def test_a_leader_of_an_older_epoch_is_not_taken_for_the_newest(connected: Cluster) -> None:
+    def topic(*leaders: tuple[int, int], topic_id: bytes = b"t" * 16) -> TopicInfo:
+        partitions = [PartitionInfo(number, *leader, (0, 1), ()) for number, leader in enumerate(leaders)]
+        return TopicInfo("t", topic_id, {}, {}, tuple(partitions), 0)
+
+    connected.remember(topic((0, 1), (1, 7)))
+    connected.remember(topic((1, 2), (0, 6), (0, 0)))  # the second partition as a broker knows it that is cut off
+    known = connected.known_topic("t")
+    assert known is not None
+    assert [(each.leader, each.leader_epoch) for each in known.partitions] == [(1, 2), (1, 7), (0, 0)]
+    anew = topic((0, 0), topic_id=b"u" * 16)
+    connected.remember(anew)
+    assert connected.known_topic("t") is anew
+
+
 @pytest.mark.parametrize(("was_answered", "seconds"), [(False, 12), (True, 20)])
 def test_patience_is_that_of_a_start_until_a_broker_has_answered_and_what_may_take_long_is_reported(
     network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, was_answered: bool,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafkalog import Admin
-from kafkalog.errors import BrokerUnreachable, UnknownTopic, UnsupportedAcks
+from kafkalog.errors import UnknownTopic
 from pyspark_kafkalog.write.options import SinkOptions, parse_sink
 from pyspark_kafkalog.write.target import check_target
 
@@ -42,13 +42,5 @@ def test_topics_in_a_column_are_left_to_the_tasks(options: dict[str, str]) -> No
     check_target(sink(options))
 
 
-def test_acks_all_is_refused_whoever_names_the_topic(options: dict[str, str]) -> None:
-    del options["topic"]
-    with pytest.raises(UnsupportedAcks, match="there is no replication yet"):
-        check_target(sink(options, **{"kafka.acks": "-1"}))
-
-
-def test_a_broker_that_does_not_answer_is_left_to_the_tasks_but_not_with_acks_all(unreachable: dict[str, str]) -> None:
+def test_a_broker_that_does_not_answer_is_left_to_the_tasks(unreachable: dict[str, str]) -> None:
     check_target(sink(unreachable))
-    with pytest.raises(BrokerUnreachable):
-        check_target(sink(unreachable, **{"kafka.acks": "all"}))

@@ -24,7 +24,9 @@ from kafkalog.errors import (
     DiskFull,
     KafkalogError,
     LeaderNotAvailable,
+    OffsetOutOfRange,
     ProtocolError,
+    RequestTimedOut,
     UnknownPartition,
     UnknownTopicId,
 )
@@ -41,6 +43,9 @@ class Unreachable:
     """A cluster of which no broker can be reached; `leader_id` leads."""
 
     leader_id = 1
+
+    def is_live(self, broker_id: int) -> bool:
+        return True
 
     def known_topic(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(topic_id=TOPIC_ID)
@@ -186,6 +191,31 @@ def test_who_has_no_time_to_try_again_asks_who_leads_the_next_time_all_the_same(
     waiting._ask_all()
     assert errors(waiting) == [BrokerUnreachable, BrokerUnreachable]
     assert asked == [["t"]]
+    waiting.close()
+
+
+@pytest.mark.parametrize("policy", ["error", "earliest"])
+def test_an_offset_past_the_end_is_asked_for_again_when_it_is_known_who_leads_now(clock: Clock, policy: str) -> None:
+    waiting = fetching(Unreachable(), auto_offset_reset=policy)
+    source = waiting.sources[0]
+
+    def answered(offset: int) -> tuple[type[KafkalogError] | None, int | None]:
+        source.reader.offset = offset
+        asked = source.asked = fetcher_module._Asked()
+        asked.sources.append(source)
+        error = OffsetOutOfRange(offset=offset, partition="t-0", start_offset=3, end_offset=8)
+        waiting._take_in(asked, pb.FetchReply(partitions=[{"error": error_to_wire(error)}]), None)
+        return None if source.error is None else type(source.error), source.reset_to
+
+    acted = (OffsetOutOfRange, None) if policy == "error" else (None, 3)
+    for clock.now in (1.0, 1.1):
+        assert answered(9) == (None, None)
+        assert waiting._stale and source.trouble is not None and source.reader.offset == 9
+    clock.now = 1.2
+    waiting._refresh()
+    assert answered(9) == acted
+    source.go_to(2)
+    assert answered(2) == acted, "records before the start are deleted, whoever leads"
     waiting.close()
 
 
@@ -719,7 +749,7 @@ def test_pauses_between_tries_grow_to_the_longest_and_no_further(clock: Clock) -
     waiting = fetching(cluster, retry_backoff_ms=100, retry_backoff_max_ms=250, retry_timeout_ms=60_000)
     pauses = []
     for clock.now in (1.0, 2.0, 3.0, 4.0):
-        waiting._failed(1, BrokerUnreachable(address="here:1", reason="connection refused"))
+        waiting._failed(1, RequestTimedOut(what="a fetch", address="here:1", timeout_ms=1))
         pauses.append(round((waiting._troubles[1].retry_at - clock.now) * 1000))
         assert waiting._is_paused(1)
     assert pauses == [100, 200, 250, 250]
@@ -752,7 +782,7 @@ def test_the_driver_wakes_at_the_first_event(monkeypatch: pytest.MonkeyPatch, so
 
     monkeypatch.setattr(fetcher_module, "select", SimpleNamespace(poll=Poller, POLLIN=1))
     cluster: Any = Unreachable()
-    waiting = fetching(cluster)
+    waiting = fetching(cluster, request_timeout_ms=1000)
     waiting._ask_all = lambda: None  # type: ignore[method-assign]
     trouble = waiting._troubles[2] = fetcher_module._Trouble(waiting._settings, 0.0)
     trouble.retry_at = times["a try"]
@@ -780,11 +810,11 @@ def test_a_partition_without_a_leader_counts_as_one_failure_for_each_pause(clock
     waiting.close()
 
 
-def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given_up_alone(clock: Clock) -> None:
+def test_a_log_that_nobody_has_opened_is_asked_for_with_short_pauses_and_given_up_alone(clock: Clock) -> None:
     refreshed: list[float] = []
     cluster: Any = Opening(0)
     cluster.refresh = lambda names, patient: refreshed.append(clock.now)
-    waiting = fetching(cluster, retry_backoff_ms=125, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
+    waiting = fetching(cluster, retry_backoff_ms=500, retry_backoff_max_ms=1000, retry_timeout_ms=3000)
     good, unopened = waiting.sources
     while clock.now < 10 and unopened.error is None:
         waiting._ask_all()
@@ -795,7 +825,7 @@ def test_a_log_that_nobody_has_opened_is_asked_for_with_growing_pauses_and_given
     assert isinstance(unopened.error, LeaderNotAvailable)
     assert waiting._found_error, "whoever waits is to look, and not to wait for an event"
     assert clock.now == 3.125
-    assert refreshed == [0.125, 0.375, 0.875, 1.875, 2.875, 3.0], "before each try, the last one too"
+    assert refreshed == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0], "before each try, the last one too"
     unopened.error = None  # taken by a reader
     waiting._ask_all()
     assert refreshed[-1] == 3.125 and unopened.trouble is not None, "it is tried as long another time"
@@ -939,6 +969,26 @@ def test_a_broker_that_is_silent_is_given_up_in_time_beside_one_that_answers(
         assert 1 in waiting._links
         waiting._drive(wait, None)
     assert waiting._links.keys() == {2, 3}, "an answer of the third has come and was not looked at yet"
+    assert waiting._troubles.keys() == {1}
+    waiting.close()
+
+
+def test_a_silent_broker_is_given_up_early_if_it_is_not_registered_any_more(clock: Clock) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, request_timeout_ms=30_000)
+    connection: Any = SimpleNamespace(address="here:1", close=lambda: None)
+    waiting._receive = lambda broker_id, link: False  # type: ignore[method-assign]
+    link: Link[fetcher_module._Asked] = Link(connection)
+    waiting._links[1] = link
+    link.began(link.next_id(), fetcher_module._Asked(), 30.5)  # the fetch may wait for half a second
+    for clock.now, is_live, is_stale, is_kept in (
+        (2.4, False, False, True),  # it may be a pause
+        (2.5, True, True, True),
+        (2.5, False, True, False),
+    ):
+        cluster.is_live = lambda broker_id, is_live=is_live: is_live
+        waiting._check_deadlines(clock.now)
+        assert (waiting._stale, waiting._links == {1: link}) == (is_stale, is_kept)
     assert waiting._troubles.keys() == {1}
     waiting.close()
 

@@ -38,6 +38,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import BatchHeader
 from kafkalog.net.data import DataConnection, Reply
+from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import PREFIX_SIZE, error_to_wire
 from tests.kafkalog.client.consumer.batches import batches
@@ -362,6 +363,14 @@ class Wire:
         event = self._brokers.events.pop(0) if self._brokers.events else None
         if isinstance(event, BrokerUnreachable):
             raise event
+        if isinstance(event, int | OffsetOutOfRange):  # up to where this broker lets readers read, or its log ends
+            reply = pb.ReplyHeader(correlation_id=correlation_id)
+            if isinstance(event, OffsetOutOfRange):
+                reply.fetch.partitions.add(error=error_to_wire(event))
+                return Reply(reply, None)
+            body = THREES[offset // 3] if offset < event else b""
+            reply.fetch.partitions.add(end_offset=event, length=len(body))
+            return Reply(reply, memoryview(bytearray(body)))
         if event is None and topic_id != self._brokers.topic_id:
             event = UnknownTopicId(topic_id=topic_id.hex())
             reply = pb.ReplyHeader(correlation_id=correlation_id)
@@ -380,13 +389,15 @@ class Wire:
 
 class Brokers:
     """In the place of a Cluster. `sends` and `events` say what becomes of the requests, in turn; `leads_then` leads
-    once somebody asks."""
+    once somebody asks, and its log ends at `latest`."""
+
+    latest = 9
 
     def __init__(self, **settings: object) -> None:
         self.settings = ClientSettings.parse(settings)
         self.topic_id = b"i" * 16
         self.sends: list[KafkalogError | None] = []
-        self.events: list[KafkalogError | None] = []
+        self.events: list[KafkalogError | int | None] = []
         self.leader = self.leads_then = 1
         self.borrowed: list[int] = []
         self.given_back: list[Wire] = []
@@ -397,12 +408,22 @@ class Brokers:
     def topic(self, name: str, *, patient: bool = True) -> SimpleNamespace:
         return SimpleNamespace(topic_id=self.topic_id, effective={"cleanup.policy": "delete"})
 
-    def leader_of(self, partition: TopicPartition, topic_id: bytes, *, patient: bool) -> tuple[None, SimpleNamespace]:
-        assert not patient, "whoever reads the range tries again"
-        return None, SimpleNamespace(broker_id=self.leader)
+    def leader_of(
+        self, partition: TopicPartition, topic_id: bytes | None = None, *, patient: bool = True
+    ) -> tuple[SimpleNamespace, SimpleNamespace]:
+        assert not patient or topic_id is None, "whoever reads the range tries again"
+        return self.topic("t"), SimpleNamespace(broker_id=self.leader)
 
-    def refresh(self, names: object, *, patient: bool) -> None:
+    def refresh(self, names: object, *, patient: bool = True) -> None:
         self.leader = self.leads_then
+
+    def retrying(self, attempt: Callable[[], object], *, finds_leaders: bool) -> object:
+        return attempt()
+
+    def call(self, method: str, request: object, *, broker_id: int, patient: bool) -> SimpleNamespace:
+        assert (method, broker_id) == ("ListOffsets", self.leads_then)
+        listed = broker_pb2.ListedOffset(found=True, offset=self.latest)
+        return SimpleNamespace(partitions=[listed])
 
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -432,6 +453,24 @@ def test_after_a_failure_whoever_leads_then_is_asked() -> None:
     assert brokers.borrowed == [1, 2]
 
 
+OUTSIDE = OffsetOutOfRange(offset=3, partition="t-0", start_offset=0, end_offset=2)
+
+
+@pytest.mark.parametrize("event", [3, OUTSIDE], ids=["readable end", "log end"])
+@pytest.mark.parametrize("first", [[], [None]], ids=["at once", "amid the range"])
+def test_the_end_of_a_log_is_that_which_its_leader_has_now(event: KafkalogError | int, first: list[None]) -> None:
+    """It may be that of a broker which leads no more, or of one which leads since a moment."""
+    brokers = Brokers()
+    brokers.leads_then = 2
+    brokers.events = [*first, event]
+    assert list(read_from(brokers)) == list(range(9))
+    assert brokers.borrowed == [1, 2]
+    brokers.latest = 8
+    brokers.events = [*first, event]
+    with pytest.raises(OffsetOutOfRange):
+        list(read_from(brokers))
+
+
 def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_add_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -449,9 +488,16 @@ def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_ad
 
 def test_pauses_grow_to_the_longest_and_no_further() -> None:
     brokers = Brokers(retry_backoff_ms=100, retry_backoff_max_ms=250)
-    brokers.events = [GONE] * 4
+    brokers.events = [RequestTimedOut(what="a fetch", address="here:1", timeout_ms=1)] * 4
     assert list(read_from(brokers)) == list(range(9))
     assert brokers.pauses == [0.1, 0.2, 0.25, 0.25]
+
+
+def test_while_leaders_change_pauses_are_short() -> None:
+    brokers = Brokers(retry_backoff_ms=100, retry_backoff_max_ms=250)
+    brokers.events = [GONE] * 4
+    assert list(read_from(brokers)) == list(range(9))
+    assert brokers.pauses == [0.1, 0.2, 0.2, 0.2]
 
 
 @pytest.mark.parametrize(

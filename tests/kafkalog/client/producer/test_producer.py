@@ -33,7 +33,6 @@ from kafkalog.errors import (
     RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
-    UnsupportedAcks,
 )
 from kafkalog.format.columns import HEADERS
 from kafkalog.records import RecordMetadata
@@ -290,9 +289,12 @@ def test_acks_0_counts_as_delivered_without_an_offset(cluster: LocalCluster, mad
         assert values(list(consumer.messages(3, timeout=30))) == [b"x", b"y", b"z"]
 
 
-def test_acks_all_is_refused_at_once_with_the_reason(cluster: LocalCluster) -> None:
-    with pytest.raises(UnsupportedAcks, match="acks=all is not supported: there is no replication yet"):
-        Producer(cluster.bootstrap_servers, acks="all")
+@pytest.mark.parametrize("acks", [1, "1", -1, "-1", "all"])
+def test_with_one_replica_its_leader_acknowledges_whatever_acks_are_asked_for(
+    cluster: LocalCluster, made: str, acks: int | str
+) -> None:
+    with Producer(cluster.bootstrap_servers, acks=acks) as producer:
+        assert producer.send(made, b"x", partition=0).result(30).offset == 0
 
 
 def test_without_idempotence_records_arrive_all_the_same(cluster: LocalCluster, made: str) -> None:

@@ -14,9 +14,12 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     BatchTooLarge,
     BrokerUnreachable,
+    CorruptBatch,
     DeliveryTimedOut,
     DiskFull,
     KafkalogError,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
     OutcomeUnknown,
     OutOfOrderSequence,
     UnknownTopicId,
@@ -395,6 +398,45 @@ def test_pauses_double_up_to_the_largest_and_an_ack_ends_them() -> None:
     queue.take(now, 1 << 20)
     queue.refused(other, DiskFull(directory="/d"), now)
     assert queue.wake_at() == now + 1.0
+
+
+def test_a_new_leader_is_sent_to_at_once_and_pauses_begin_anew() -> None:
+    queue = make_queue()
+    batch = add(queue)
+    for now in (0.0, 1.0):
+        queue.take(now, 1 << 20)
+        queue.unsent([batch], LOST, now)
+    assert queue.is_held(1.5) and queue.failing_since == 0.0
+    queue.leader_changed()
+    assert queue.take(1.5, 1 << 20) == [batch]
+    queue.unsent([batch], LOST, 1.5)
+    assert queue.wake_at() == 2.5
+    queue.take(2.5, 1 << 20)
+    queue.acked(batch)
+    assert queue.failing_since is None
+
+
+def test_while_leaders_change_pauses_are_no_longer_than_the_first() -> None:
+    queue = make_queue()
+    batch = add(queue)
+    for now in (0.0, 5.0, 10.0):
+        queue.take(now, 1 << 20)
+        queue.refused(batch, NotLeader(broker_id=1, partition="t-0"), now)
+        assert queue.wake_at() == now + 1.0
+
+
+@pytest.mark.parametrize("error", [NotLeader, NotEnoughReplicasAfterAppend])
+def test_a_batch_whose_ack_a_leader_could_not_give_is_not_sent_under_a_new_number(
+    error: type[KafkalogError],
+) -> None:
+    queue = make_queue()
+    first, second = add(queue), add(queue)
+    queue.take(0.0, 1 << 20)
+    assert not queue.refused(second, error(partition="t-0"), 0.0)
+    failed = dict(queue.refused(first, CorruptBatch(reason="it is damaged"), 0.0))
+    assert isinstance(failed.pop(first), CorruptBatch)
+    assert isinstance(failed.pop(second), OutcomeUnknown)
+    assert not failed and queue.is_idle
 
 
 def test_keys_and_headers_stand_at_their_records_indices() -> None:

@@ -102,6 +102,10 @@ class Part:
         self.on_connect: Callable[[], object] = lambda: None
         self.on_refresh: Callable[[], object] = lambda: None
         self.gone: Failed = []
+        self.live = True
+
+    def is_live(self, broker_id: int) -> bool:
+        return self.live
 
     def connect_data(self, broker_id: int) -> Connection:
         self.connects += 1
@@ -230,6 +234,24 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
     part.connection.answer(7)
     assert senders.outcome(again) == 7
     assert senders.accumulator.buffered == 0
+
+
+def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_time(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_QUIET_SECONDS", 0.05)
+    part = Part(retry_backoff_max_ms=10)
+    refreshes = threading.Semaphore(0)
+    part.on_refresh = refreshes.release
+    batch = senders.send(senders.start(part), senders.queue("t"))
+    part.connection.sent.get(timeout=LIMIT)
+    for _ in range(3):  # registered: it may answer yet
+        assert refreshes.acquire(timeout=LIMIT)
+    assert part.connects == 1
+    part.live = False
+    part.connection.answer(base_offset=5)  # what was sent again
+    assert senders.outcome(batch) == 5
+    assert part.connects > 1
 
 
 @pytest.mark.parametrize("idempotent", [False, True])

@@ -1,0 +1,54 @@
+"""`kafkalog topics` and `cluster describe` of topics with several replicas, some of which are away."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from kafkalog import Admin
+from tests.kafkalog.cli.command_line import Ran
+from tests.kafkalog.replicated import Brokers
+from tests.waiting import waited_for
+
+
+def test_replicas_are_shown_and_those_that_lack_are_found(
+    brokers: Brokers, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", brokers.bootstrap_servers)
+    made = Ran(capfdbinary, "topics", "create", "t", "--replication-factor", "2", "--config", "min.insync.replicas=2")
+    assert (made.code, made.out) == (0, "created topic t with 1 partition, 2 copies of each\n")
+    Ran(capfdbinary, "topics", "create", "u", "--replication-factor", "4").fails_with(
+        "replication factor 4 is larger than the number of live brokers, 3"
+    )
+    Ran(capfdbinary, "topics", "create", "u", "--config", "min.insync.replicas=2").fails_with(
+        "min.insync.replicas=2 is not valid: the topic has 1 replica"
+    )
+    [described] = json.loads(Ran(capfdbinary, "topics", "describe", "t", "--json").out)
+    [partition] = described["partitions"]
+    leader, follower = partition["replicas"]
+    assert (partition["leader"], sorted(partition["isr"])) == (leader, sorted((leader, follower)))
+    text = Ran(capfdbinary, "topics", "describe", "t").out
+    assert re.search(rf"^ +0 +{leader} +0 +{leader}, {follower} +\d, \d +0 +0 +\d+$", text, re.MULTILINE), text
+    for state in ("under-replicated", "offline"):
+        listed = Ran(capfdbinary, "topics", "list", f"--{state}")
+        assert (listed.out, listed.err) == ("", f"no partition is {state}\n")
+    assert Ran(capfdbinary, "topics", "list", "--under-replicated", "--offline").code == 2
+
+    with Admin(brokers.bootstrap_servers) as admin:
+        brokers.kill(follower)
+        waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_under_replicated)
+        listed = Ran(capfdbinary, "topics", "list", "--under-replicated")
+        assert re.search(rf"^t +0 +{leader} +{leader}, {follower} +{leader} +{follower}$", listed.out, re.MULTILINE)
+        assert Ran(capfdbinary, "topics", "list", "--offline").out == ""
+        brokers.kill(leader)
+        waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_offline(brokers.running))
+        waited_for(lambda: admin.describe_controller() in brokers.running)
+    [row] = json.loads(Ran(capfdbinary, "topics", "list", "--offline", "--json").out)
+    assert (row["topic"], row["partition"], row["replicas"]) == ("t", 0, [leader, follower])
+    [left] = brokers.running
+    found = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
+    assert (found["controller"], found["under_replicated"], found["offline"]) == (left, 1, 1)
+    said = Ran(capfdbinary, "cluster", "describe").out.splitlines()
+    assert said[2] == f"controller: broker {left}; 1 under-replicated partition, 1 without a leader"
