@@ -17,14 +17,17 @@ from tests.threads import join_all
 class Proxy:
     """Forwards connections to a port of this machine.
 
+    Args:
+        listens_at: its own address; any free port of this machine's by default.
+
     Attributes:
         port: its own.
         accepted: how many connections it has taken.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, listens_at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(listens_at)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()  # guards what follows
         self._sockets: set[socket.socket] = set()
