@@ -15,6 +15,7 @@ ADVICE = {
     15: "Use the topic as it is, or `kafkalog topics create --if-not-exists`.",
     16: "Choose another name.",
     17: "Give a number from 1 to `max.partitions.per.topic`. A topic can get more partitions, not fewer.",
+    19: "Start more brokers, or create the topic with fewer replicas.",
     18: "Start a broker.",
     20: "Retention deleted the records, or the offset was never given out. Start at the earliest or latest offset "
     "(`auto.offset.reset`).",
@@ -32,7 +33,7 @@ ADVICE = {
     32: "Lower `max.request.size`, or raise the broker's setting.",
     33: f"{NOTHING} The producer sends the missing batches again, in order.",
     34: "Another producer continued under this producer id, and this one is fenced. Use a new `Producer`.",
-    35: "Use acks=0 or acks=1.",
+    35: "Use acks=0, acks=1 or acks=all.",
     36: "Send more slowly, or raise `buffer.memory` or `max.block.ms`.",
     37: "Look at the last failure in the sentence. The record may be in the log: reading shows it.",
     38: "Open a new one. A closed producer, consumer or admin cannot be used again.",
@@ -101,4 +102,11 @@ ADVICE = {
     195: "Use another group, or `subscribe()` instead of `assign()`.",
     196: "Let the members subscribe to fewer partitions, or use several groups. A join may take half of the limit, "
     "because claims follow.",
+    200: f"{NOTHING} The client sends again. If it lasts, start brokers, or lower the topic's `min.insync.replicas`; "
+    "see [copies of partitions](../how-to/replicate.md).",
+    201: f"{NOTHING} An idempotent producer sends again, and the batch is in the log once.",
+    202: f"{NOTHING} The partition has another leader; the client asks for it.",
+    203: f"{NOTHING} The broker learns of the election within moments.",
+    204: f"{NOTHING} The new leader knows once its followers have asked it.",
+    205: "Compare the two replicas (`kafkalog log dump`) before you stop one of them or remove its log.",
 }
