@@ -20,12 +20,14 @@ BENCHMARKS = (
     "producer",
     "consumer",
     "groups",
+    "replication",
     "spark_read",
     "spark_write",
     "spark_stream",
     "spark_small",
     "spark_conf",
     "kafka",
+    "kafka_replicated",
     "confluent",
 )
 

@@ -11,6 +11,7 @@ Needs Kafka's jars: without them there are no figures but a sentence that says s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -45,8 +46,7 @@ BROKER = {"num.partitions": PARTITIONS, "log.segment.delete.delay.ms": 1000}
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
-    count = max(40_000, int(5_000_000 * scale))
-    patience = 300.0 if scale >= 0.1 else 45.0  # a small run is a test's
+    patience = patience_seconds(scale)
     server_jars, connector_jars = jars(SERVER, patience), jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, BROKER) as kafka,
@@ -55,42 +55,81 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
         topics = KafkaTopics(spark, kafka.bootstrap_servers)
-        ours = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
-        theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
-        into_topic = {**ours, "topic": "written"}
+        yield from written(spark, kafka, topics, cluster, admin, PRODUCER, scale)
+        yield from read(spark, kafka, topics, cluster, admin, scale)
 
-        def renew() -> None:
-            fresh_topic(admin, cluster, "written", PARTITIONS)
-            topics.renew()
 
-        rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
-        written = interleaved(
-            {
-                **{each: partial(_save, rows, "kafkalog", {**into_topic, "delivery": each}) for each in DELIVERIES},
-                "connector": lambda: _save(rows, "kafka", {**theirs, **PRODUCER, "topic": topics.current}),
-            },
-            scale,
-            runs=RUNS,
-            warmups=WARMUPS,
-            before=renew,
-        )
-        yield {**_figure("write", "exactly-once", written, count, PRODUCER), "target_ratio": 2.0}
-        yield _figure("write", "at-least-once", written, count, PRODUCER)
+def patience_seconds(scale: float) -> float:
+    """How long to wait for jars. A small run is a test's."""
+    return 300.0 if scale >= 0.1 else 45.0
 
-        renew()
-        spread = rows.selectExpr("value", "spark_partition_id() AS partition")  # as evenly on both sides
-        _save(spread, "kafkalog", into_topic)
-        _save(spread, "kafka", {**theirs, **PRODUCER, "topic": topics.current})
-        read = interleaved(
-            {
-                "kafkalog": _load(spark, "kafkalog", {**ours, "subscribe": "written"}),
-                "connector": _load(spark, "kafka", {**theirs, **CONSUMER, "subscribe": topics.current}),
-            },
-            scale,
-            runs=RUNS,
-            warmups=WARMUPS,
-        )
-        yield _figure("read", "kafkalog", read, count, CONSUMER)
+
+def row_count(scale: float) -> int:
+    return max(40_000, int(5_000_000 * scale))
+
+
+def rows_to_write(spark: SparkSession, scale: float) -> DataFrame:
+    ids = spark.range(0, row_count(scale), 1, PARTITIONS)
+    return ids.selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
+
+
+def written(
+    spark: SparkSession,
+    kafka: KafkaServer,
+    topics: KafkaTopics,
+    cluster: LocalCluster,
+    admin: Admin,
+    settings: Mapping[str, str],
+    scale: float,
+) -> Iterator[dict[str, object]]:
+    """What Spark writes a second, exactly once and at least once.
+
+    Args:
+        settings: the options of the connector.
+    """
+    into_topic = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "written"}
+    theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **settings}
+
+    def renew() -> None:
+        fresh_topic(admin, cluster, "written", PARTITIONS)
+        topics.renew()
+
+    rows = rows_to_write(spark, scale)
+    times = interleaved(
+        {
+            **{each: partial(_save, rows, "kafkalog", {**into_topic, "delivery": each}) for each in DELIVERIES},
+            "connector": lambda: _save(rows, "kafka", {**theirs, "topic": topics.current}),
+        },
+        scale,
+        runs=RUNS,
+        warmups=WARMUPS,
+        before=renew,
+    )
+    yield {**_figure("write", "exactly-once", times, row_count(scale), settings), "target_ratio": 2.0}
+    yield _figure("write", "at-least-once", times, row_count(scale), settings)
+
+
+def read(
+    spark: SparkSession, kafka: KafkaServer, topics: KafkaTopics, cluster: LocalCluster, admin: Admin, scale: float
+) -> Iterator[dict[str, object]]:
+    """What Spark reads a second."""
+    ours = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
+    theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
+    fresh_topic(admin, cluster, "written", PARTITIONS)
+    topics.renew()
+    spread = rows_to_write(spark, scale).selectExpr("value", "spark_partition_id() AS partition")  # alike on both sides
+    _save(spread, "kafkalog", {**ours, "topic": "written"})
+    _save(spread, "kafka", {**theirs, **PRODUCER, "topic": topics.current})
+    times = interleaved(
+        {
+            "kafkalog": _load(spark, "kafkalog", {**ours, "subscribe": "written"}),
+            "connector": _load(spark, "kafka", {**theirs, **CONSUMER, "subscribe": topics.current}),
+        },
+        scale,
+        runs=RUNS,
+        warmups=WARMUPS,
+    )
+    yield _figure("read", "kafkalog", times, row_count(scale), CONSUMER)
 
 
 class KafkaTopics:
@@ -99,12 +138,14 @@ class KafkaTopics:
     Each has a name of its own: the producers that Spark keeps would go on writing to a name's deleted topic.
     """
 
-    def __init__(self, spark: SparkSession, bootstrap_servers: str) -> None:
+    def __init__(self, spark: SparkSession, bootstrap_servers: str, nodes: int = 1) -> None:
         self._java: Any = spark.sparkContext._jvm
         assert self._java is not None
         properties = self._java.java.util.Properties()
         properties.setProperty("bootstrap.servers", bootstrap_servers)
         self._admin = self._java.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        while self._admin.describeCluster().nodes().get().size() < nodes:
+            time.sleep(0.1)  # a broker serves before it is registered, and says nothing when it is
         self._made = 0
         self.current = ""
 

@@ -1,8 +1,8 @@
-"""An Apache Kafka broker to be measured beside: its jars by their Maven coordinates, the server as a child process.
+"""Apache Kafka brokers to be measured beside: their jars by Maven coordinates, the servers as child processes.
 
 The jars come from where Ivy's own settings say (Maven Central) through the Ivy that lies in pyspark, and stay in the
-cache that Spark's `--packages` uses. The server is one KRaft node over a temporary folder. It dies with the thread that
-started it, and a sweeper removes its folder once it is gone, however this process ends.
+cache that Spark's `--packages` uses. The servers are KRaft nodes over a temporary folder. They die with the thread that
+started them, and a sweeper removes the folder once they are gone, however this process ends.
 """
 
 from __future__ import annotations
@@ -94,33 +94,37 @@ def _ivy_jar() -> str:
 
 
 class KafkaServer:
-    """One broker, as a context manager: it serves inside the block. `bootstrap_servers` is its host:port.
+    """Brokers, as a context manager: they serve inside the block. `bootstrap_servers` has the host:port of each.
 
     Args:
         jars: those of `SERVER`.
-        settings: of the broker, on top of those that make it a node of its own.
+        settings: of each broker, on top of those that make it a node of its own.
+        nodes: how many brokers. The first is the controller too.
     """
 
-    def __init__(self, jars: list[str], settings: Mapping[str, object]) -> None:
+    def __init__(self, jars: list[str], settings: Mapping[str, object], nodes: int = 1) -> None:
         self._java = [find_java(), *_HEAP, "-cp", os.pathsep.join(jars)]
         self._settings = settings
-        self._port = free_port("127.0.0.1", "Kafka's port")
-        self._process: subprocess.Popen[bytes] | None = None
-        self.bootstrap_servers = f"127.0.0.1:{self._port}"
+        self._controller = f"127.0.0.1:{free_port('127.0.0.1', 'the port of its controller')}"
+        self._addresses = [f"127.0.0.1:{free_port('127.0.0.1', 'a port of Kafka')}" for _ in range(nodes)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.bootstrap_servers = ",".join(self._addresses)
 
     def __enter__(self) -> Self:
         folder, self._sweeper, keep_fd = swept_folder("kafkalog-kafka-")
         try:
             self._log = folder / "server.log"
-            config = folder / "server.properties"
-            config.write_text("".join(f"{name}={value}\n" for name, value in self._node(folder).items()))
             cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            self._run(keep_fd, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
-            assert self._process is not None
-            if self._process.wait(_START_TIMEOUT) != 0:
-                raise NotAvailable(f"Kafka's storage could not be made: {self._last_line()}")
-            self._run(keep_fd, "kafka.Kafka", str(config))
-            self._wait_ready()
+            for number, address in enumerate(self._addresses, 1):
+                config = folder / f"server-{number}.properties"
+                settings = self._node(number, address, folder / f"data-{number}")
+                config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+                made = self._run(keep_fd, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+                if made.wait(_START_TIMEOUT) != 0:
+                    raise NotAvailable(f"Kafka's storage could not be made: {self._last_line()}")
+                self._processes.append(self._run(keep_fd, "kafka.Kafka", str(config)))
+            for address, process in zip(self._addresses, self._processes, strict=True):
+                self._wait_ready(address, process)
         except BaseException:
             os.close(keep_fd)
             self._stop()
@@ -133,24 +137,24 @@ class KafkaServer:
     ) -> None:
         self._stop()
 
-    def _node(self, folder: Path) -> dict[str, object]:
-        controller = f"127.0.0.1:{free_port('127.0.0.1', 'the port of its controller')}"
+    def _node(self, number: int, address: str, folder: Path) -> dict[str, object]:
+        is_controller = number == 1
         return {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+            "process.roles": "broker,controller" if is_controller else "broker",
+            "node.id": number,
+            "listeners": f"PLAINTEXT://{address}" + f",CONTROLLER://{self._controller}" * is_controller,
+            "advertised.listeners": f"PLAINTEXT://{address}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": f"1@{controller}",
-            "log.dirs": folder / "data",
+            "controller.quorum.voters": f"1@{self._controller}",
+            "log.dirs": folder,
             "offsets.topic.replication.factor": 1,
             **self._settings,
         }
 
-    def _run(self, keep_fd: int, *command: str) -> None:
+    def _run(self, keep_fd: int, *command: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*self._java, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -160,15 +164,15 @@ class KafkaServer:
                 start_new_session=True,
             )
 
-    def _wait_ready(self) -> None:
-        assert self._process is not None
+    def _wait_ready(self, address: str, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _START_TIMEOUT
+        host, port = address.split(":")
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
+                socket.create_connection((host, int(port)), timeout=1.0).close()
                 return
             except OSError:
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise NotAvailable(f"Kafka does not start here: {self._last_line()}") from None
             # The kernel wakes nobody when another program begins to listen, and Kafka signals it to no parent: so this
             # connects until it can. It ends when Kafka does, or at the deadline.
@@ -179,11 +183,11 @@ class KafkaServer:
         return lines[-1] if lines else "it logged nothing"
 
     def _stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        for process in reversed(self._processes):  # the controller last: the others stop in order by its word
+            process.terminate()
             try:
-                self._process.wait(_STOP_TIMEOUT)
+                process.wait(_STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
         self._sweeper.wait()

@@ -63,14 +63,16 @@ def by_turns(
     return measured
 
 
-def fresh_topic(admin: Admin, cluster: LocalCluster, name: str, partitions: int) -> None:
+def fresh_topic(
+    admin: Admin, cluster: LocalCluster, name: str, partitions: int, replication_factor: int | None = None
+) -> None:
     """Make a topic anew, for one run: what is deleted soon needs no writing back, which the next run would wait for.
 
     Returns once the old one's files are gone: brokers unlink them beside everything else, 0.1 s of a core a GB.
     """
     if name in {topic.name for topic in admin.topics()}:
         admin.delete_topic(name)
-    admin.create_topic(name, partitions=partitions)
+    admin.create_topic(name, partitions=partitions, replication_factor=replication_factor)
     deadline = time.monotonic() + _UNLINKED_WITHIN_SECONDS
     while any(cluster.root.glob("broker-*/*.deleted")):
         if time.monotonic() > deadline:

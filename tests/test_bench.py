@@ -18,7 +18,7 @@ from bench.spark_conf import MEASURED
 pytestmark = pytest.mark.java
 
 ROOT = Path(__file__).resolve().parent.parent
-ALONE = ("spark_conf", "kafka", "confluent")
+ALONE = ("spark_conf", "kafka", "kafka_replicated", "confluent")
 """These start Sparks with settings of their own, or Apache Kafka: `tests/soak/test_bench.py`."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,7 @@ class Server:
             "exit.with.stdin": True,
         }
         self._child = BrokerChild({**settings, **own}, folder, (), _Unwatched())
+        self._waker: subprocess.Popen[bytes] | None = None
         self.log_file = self._child.log_file
 
     @property
@@ -97,6 +99,7 @@ class Server:
     def kill(self) -> None:
         """End it as a crash does."""
         self._child.kill()
+        self.resume()
         self.pid = None
 
     def lose_tails(self) -> None:
@@ -115,12 +118,16 @@ class Server:
 
     def suspend(self) -> None:
         assert self.pid is not None
+        # If this process is killed, its pipe ends, and the broker goes on, only to find that its own input has ended.
+        wake = ["sh", "-c", 'read -r _; kill -CONT "$0"', str(self.pid)]
+        self._waker = subprocess.Popen(wake, stdin=subprocess.PIPE, start_new_session=True)
         suspend(self.pid)
         self.is_suspended = True
 
     def resume(self) -> None:
-        if self.is_suspended and self.pid is not None:
-            os.kill(self.pid, signal.SIGCONT)
+        if self._waker is not None:
+            self._waker.communicate()
+            self._waker = None
         self.is_suspended = False
 
     def ended(self) -> int | None:
@@ -129,8 +136,7 @@ class Server:
         return code
 
     def close(self) -> None:
-        self.resume()
-        self._child.kill()
+        self.kill()
         for link in (self.to_zookeeper, *self.links):
             link.close()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +75,25 @@ def test_a_broker_that_is_cut_from_zookeeper_is_not_registered_until_it_is_heale
     waited_for(lambda: live(servers) == {0})
     servers.heal()
     waited_for(lambda: live(servers) == {0, 1})
+
+
+_SUSPENDED = """
+import sys
+from pathlib import Path
+from tests.chaos.servers import Servers
+
+with Servers(Path(sys.argv[1]), 1, {}) as servers:
+    pid = servers.brokers[0].pid
+    servers.brokers[0].suspend()
+    print(pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_suspended_broker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SUSPENDED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    waited_for(lambda: not os.path.exists(f"/proc/{pid}"))

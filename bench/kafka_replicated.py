@@ -1,0 +1,85 @@
+"""Apache Kafka beside kafkalog, both with three brokers on this machine, each partition on all of them,
+min.insync.replicas=2 and acks=all: what Spark writes, and what a producer sends in batches of 50.
+
+Everything else is as in `kafka`. The producer's peer is librdkafka, by `confluent-kafka`, which is no dependency of the
+project's: it is left out where that is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from bench.kafka import BROKER, PARTITIONS, PRODUCER, RECORD_BYTES, KafkaTopics, patience_seconds, written
+from bench.kafka_server import CONNECTOR, SERVER, SERVER_VERSION, KafkaServer, jars
+from bench.measure import fresh_topic, interleaved, rate, ratio
+from bench.spark_session import spark_session
+from broker.local import LocalCluster
+from kafkalog import Admin, Producer
+
+BROKERS = 3
+REPLICATED = {"default.replication.factor": BROKERS, "min.insync.replicas": 2}
+BATCH_RECORDS = 50
+
+
+def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
+    patience = patience_seconds(scale)
+    server_jars, connector_jars = jars(SERVER, patience), jars(CONNECTOR, patience)
+    with (
+        KafkaServer(server_jars, {**BROKER, **REPLICATED}, BROKERS) as kafka,
+        LocalCluster(brokers=BROKERS) as cluster,
+        Admin(cluster.bootstrap_servers) as admin,
+        spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
+    ):
+        topics = KafkaTopics(spark, kafka.bootstrap_servers, BROKERS)
+        yield from written(spark, kafka, topics, cluster, admin, {**PRODUCER, "kafka.acks": "all"}, scale)
+        try:
+            theirs = importlib.import_module("confluent_kafka")
+        except ImportError:
+            return
+        yield from sent(theirs, kafka, topics, cluster, admin, scale)
+
+
+def sent(
+    theirs: Any, kafka: KafkaServer, topics: KafkaTopics, cluster: LocalCluster, admin: Admin, scale: float
+) -> Iterator[dict[str, object]]:
+    """Records a second of `send` beside librdkafka's `produce`, in batches of 50."""
+    values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
+    count = max(1000, int(500_000 * scale))
+
+    def ours() -> None:
+        with Producer(cluster.bootstrap_servers, acks="all", batch_records=BATCH_RECORDS) as producer:
+            for start in range(0, count, len(values)):
+                for value in values[: count - start]:
+                    producer.send("sent", value)
+            producer.flush()
+
+    def of_librdkafka() -> None:
+        settings = {"acks": "all", "batch.num.messages": BATCH_RECORDS, "queue.buffering.max.messages": 1_000_000}
+        producer = theirs.Producer(
+            {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, **settings}
+        )
+        for start in range(0, count, len(values)):
+            for value in values[: count - start]:
+                producer.produce(topics.current, value)
+            producer.poll(0)
+        producer.flush()
+
+    def renew() -> None:
+        fresh_topic(admin, cluster, "sent", PARTITIONS)
+        topics.renew()
+
+    times = interleaved({"kafkalog": ours, "confluent-kafka": of_librdkafka}, scale, before=renew)
+    yield {
+        "name": f"send, batches of {BATCH_RECORDS}, beside confluent-kafka",
+        "value": round(rate(count, times["kafkalog"])),
+        "unit": "records/s",
+        "confluent_kafka": round(rate(count, times["confluent-kafka"])),
+        "ratio": round(ratio(times["kafkalog"], times["confluent-kafka"]), 3),
+        "seconds": [round(each, 4) for each in times["kafkalog"]],
+        "records": count,
+        "record_bytes": RECORD_BYTES,
+        "kafka": SERVER_VERSION,
+    }
