@@ -747,11 +747,14 @@ class Log:
     # --- cutting -------------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> int:
-        """Delete segments by retention.ms and retention.bytes; returns their number."""
+        """Delete segments by retention.ms and retention.bytes, none after the high watermark; returns their number."""
         with self._save_lock:
             with self._lock:
                 self._check_usable()
                 count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
+                if self._high_watermark is not None:  # what follows it may be on no other replica yet
+                    ends = [*(after.base_offset for after in self._segments[1:]), self._end_offset]
+                    count = min(count, bisect_right(ends, self._high_watermark))
                 start_offset = self._snapshots.checkpoint.start_offset
                 # Those that an earlier deletion kept for the producers' state at the high watermark.
                 count = max(count, sum(after.base_offset <= start_offset for after in self._segments[1:]))

@@ -461,3 +461,18 @@ def test_deletion_keeps_the_segments_from_the_state_of_the_high_watermark_on(fol
     log.apply_retention()
     assert log.view.bases[0] > 0
     assert log.start_offset > 0 and list(read_all(log)) == [58, 59]
+
+
+def test_retention_deletes_nothing_after_the_high_watermark(follower: Replica) -> None:
+    log = follower.log
+    log.begin_epoch(0)
+    fill(log, 60)
+    log.update_settings(topic(retention_bytes=0))
+    log.high_watermark = 0
+    assert log.apply_retention() == 0
+    second = log.view.bases[1]
+    log.high_watermark = second - 1
+    assert log.apply_retention() == 0
+    log.high_watermark = second
+    assert log.apply_retention() == 1
+    assert log.start_offset == second
