@@ -241,8 +241,8 @@ class LogMachine(RuleBasedStateMachine):
         horizon_us = self.clock.now_us() - RETENTION_MS * 1000
         batches = zip(self.batch_starts, self.batch_times, strict=True)
         fresh = next((start for start, when in batches if when >= horizon_us), len(self.records))
+        segments = segments[max(sum(base <= self.start for base, _ in segments) - 1, 0) :]
         ends = [*(base for base, _ in segments[1:]), len(self.records)]
-        fresh = max(fresh, self.start)
         kept = [segment for segment, end in zip(segments, ends, strict=True) if end > fresh or not segment[1]]
         while len(kept) > 1 and 0 <= limit < sum(size for _, size in kept):
             del kept[0]
