@@ -420,10 +420,11 @@ class UnknownLeaderEpoch(RetriableError):
 
 
 class OffsetNotAvailable(RetriableError):
-    """A new leader does not know yet up to where the last one let readers read (KIP-207)."""
+    """A new leader does not know yet up to where the last one let readers read (KIP-207), or an old one does not know
+    whether it leads still."""
 
     code = 204
-    message = "the end of {partition} is not known yet: its leader of epoch {leader_epoch} waits for its followers"
+    message = "the end of {partition} is not known now: its leader of epoch {leader_epoch} waits for its followers"
 
 
 class ReplicaDiverged(KafkalogError):

@@ -14,6 +14,7 @@ import select
 import threading
 from collections.abc import Callable, Iterable
 
+from broker.replica.leadership import IN_FLIGHT_MAX
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.staging.staging import StagedCopy
@@ -45,8 +46,6 @@ _CONNECT_TIMEOUT_MS = 3_000
 _REQUEST_TIMEOUT_MS = 10_000
 _SILENCE_SECONDS = 10.0
 _NAMED_MAX = 5_000  # positions in one request: a frame's header is at most 1 MiB
-_IN_FLIGHT_MAX = 2
-"""The second one names partitions that came meanwhile: the leader's broker answers the first one at once then."""
 _SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch)
 """One of the two sides has not heard of an election yet."""
 _Key = tuple[bytes, int]
@@ -250,7 +249,7 @@ class _Link:
         in_flight = correlation_id = 0
         while not self._stopping:
             wait = None
-            if in_flight < _IN_FLIGHT_MAX:
+            if in_flight < IN_FLIGHT_MAX:
                 # First: if a log is lost, it is left before the broker is registered anew, so no request says of it
                 # that it belongs to the new registration.
                 registration = self._registration()

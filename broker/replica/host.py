@@ -530,6 +530,7 @@ class Host:
             topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock
         )
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
+        opened_partition.is_certain = self.metadata.is_certain
         return opened_partition
 
     def close_deleted(self) -> None:

@@ -6,10 +6,15 @@ The rules have their numbers from docs/REPLICATION.md; `tests/model/replication.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kafkalog.zk.registry import PartitionState
+
+IN_FLIGHT_MAX = 2
+"""Requests that a follower's broker sends before the first one is answered. The second one names partitions that came
+meanwhile: the first one is answered at once then."""
 
 
 class Pulse:
@@ -17,13 +22,15 @@ class Pulse:
 
     Attributes:
         at: when it came; by the monotonic clock.
+        proven_at: it was surely sent after this.
         registration: of the broker, as it says.
     """
 
-    __slots__ = ("at", "registration")
+    __slots__ = ("at", "proven_at", "registration")
 
     def __init__(self, at: float, registration: int) -> None:
         self.at = at
+        self.proven_at = -math.inf
         self.registration = registration
 
 
@@ -159,6 +166,12 @@ class Leadership:
         )
         return broker_id not in self.joining and self._may_join(broker_id, leader_end, leader_staged)
 
+    def left(self, broker_id: int) -> None:
+        """A follower follows this leader no longer, whatever its broker asks of other partitions."""
+        follower = self._followers.get(broker_id)
+        if follower is not None:
+            follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration)
+
     def _may_join(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
         """Rule 2. While the set is too small, a replica needs all that the leader has."""
         if broker_id in self.state.isr:
@@ -196,6 +209,14 @@ class Leadership:
     def _caught_up_at(self, broker_id: int) -> float:
         follower = self._followers.get(broker_id)
         return self._began_at if follower is None else follower.caught_up_at
+
+    def is_followed(self, since: float) -> bool:
+        """Whether no other replica can have been elected before a time, by what the in-sync set says: each of its other
+        members followed this leader after that. Eligible replicas may be elected without the set."""
+        if self.state.eligible or self.state.isr == (self.broker_id,):
+            return False
+        members = [self._followers.get(broker_id) for broker_id in self.state.isr if broker_id != self.broker_id]
+        return all(member is not None and member.pulse.proven_at >= since for member in members)
 
     def asked_to_join(self, joining: Joining) -> None:
         """From now on the high watermark counts a replica, until the outcome is known (rule 3)."""

@@ -80,6 +80,11 @@ class Metadata:
         state = topic.states.get(number)
         return state.leader if state is not None else -1
 
+    def is_certain(self) -> bool:
+        """Whether the views are those of this moment, but for what ZooKeeper is just reporting. False while another
+        broker may have been elected without this one's knowledge."""
+        return self.is_current and self.session.is_kept
+
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Wait until `reached` is true, checked after each change; returns False if the time ran out or the broker
         stops before."""

@@ -50,6 +50,8 @@ log = get_logger(__name__)
 
 Wake = Callable[[], None]
 _NO_LIMIT = 1 << 62
+_FOLLOWED_SECONDS = 3.0
+"""Followers that ask for nothing new ask each half second."""
 
 
 class _FlushRule(NamedTuple):
@@ -164,6 +166,7 @@ class Partition:
         self._replicas: tuple[int, ...] = (broker_id,)
         self._readable_limit = _NO_LIMIT  # the high watermark, unless this replica is alone
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
+        self.is_certain: Callable[[], bool] = lambda: True  # whether the roles are those of this moment
         self._reader = log.reader
         if log.flushed_offset < log.end_offset:
             log.flush()  # only the previous Partition knew which batches were hidden until their sync
@@ -310,6 +313,10 @@ class Partition:
             return self._reader.read(offset, max_bytes, hint, self._look)
         except Closed:
             raise self._not_here() from None
+        except OffsetOutOfRange as error:
+            if offset > error.facts["end_offset"]:
+                self._check_knows_end(self._leadership)
+            raise
 
     @property
     def is_open(self) -> bool:
@@ -386,13 +393,28 @@ class Partition:
         """The readable end, for who asks for the latest offset.
 
         Raises:
-            OffsetNotAvailable: a new leader does not know yet up to where the last one let readers read (KIP-207); an
-                end before that would look like lost data.
+            OffsetNotAvailable: a new leader does not know yet up to where the last one let readers read (KIP-207), or
+                another one may have been elected meanwhile. An end before that would look like lost data.
         """
-        leadership = self._leadership
-        if leadership is not None and leadership.watermark < leadership.start_offset and not leadership.is_alone:
-            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch)
+        self._check_knows_end(self._leadership)
         return self.readable_end_offset
+
+    def _check_knows_end(self, leadership: Leadership | None) -> None:
+        """Raises OffsetNotAvailable: see `end_for_readers`."""
+        if leadership is None or leadership.is_alone:
+            return
+        knows = leadership.watermark >= leadership.start_offset
+        if knows and not self.is_certain():
+            with self._role_lock:
+                knows = leadership.is_followed(self._clock.monotonic() - _FOLLOWED_SECONDS)
+        if not knows:
+            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
+
+    def left(self, broker_id: int) -> None:
+        """A follower does not follow this replica any more."""
+        with self._role_lock:
+            if self._leadership is not None:
+                self._leadership.left(broker_id)
 
     # --- what followers ask of the leader ----------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ watermark alone is no news: it goes with the next data, or when the follower's w
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from broker.replica.host import Host
-from broker.replica.leadership import Pulse
+from broker.replica.leadership import IN_FLIGHT_MAX, Pulse
 from broker.replica.partition import Partition
 from broker.requests.fetch import Answer
 from broker.staging.staging import StagedCopy
@@ -72,14 +74,18 @@ class ReplicaSession:
         self._failed: dict[_Key, KafkalogError] = {}  # of the last request
         self._dirty: dict[_Key, None] = {}  # in order; others add to it
         self._unsettled: dict[_Key, None] = {}  # whose followers may not know the high watermark
+        self._answered_at = deque([-math.inf] * IN_FLIGHT_MAX, IN_FLIGHT_MAX)  # the last answers
 
     def take(self, request: pb.ReplicaFetchRequest) -> None:
         """Note the positions that a request names."""
         self._pulse.at, self._pulse.registration = self._clock.monotonic(), request.registration
+        self._pulse.proven_at = self._answered_at[0]
         for named in request.partitions:
             key = named.topic_id, named.partition
-            self._forget(key)
+            before = self._forget(key)
             if named.leaves:
+                if before is not None:
+                    before.partition.left(request.broker_id)
                 continue
             try:
                 replica = self._host.replica_of(*key)
@@ -109,12 +115,13 @@ class ReplicaSession:
         self._dirty[key] = None
         self._wake()
 
-    def _forget(self, key: _Key) -> None:
+    def _forget(self, key: _Key) -> _Position | None:
         position = self._positions.pop(key, None)
         if position is not None:
             position.partition.unregister_replica(position.wake)
         self._dirty.pop(key, None)
         self._unsettled.pop(key, None)
+        return position
 
     def answer(self, max_bytes: int, is_urgent: bool) -> Answer[pb.ReplicaFetchReply] | None:
         """What is new; None: nothing is, and the answer can wait.
@@ -135,6 +142,7 @@ class ReplicaSession:
                 return None
             for key in list(self._unsettled):
                 self._tell_watermark(key, answer)
+            self._answered_at.append(self._clock.monotonic())
             return answer
         except BaseException:
             answer.close()

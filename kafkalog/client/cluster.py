@@ -65,6 +65,10 @@ LOOK_SECONDS = 0.2
 """The longest pause before a partition's leader is looked up again while it has none, or does not answer. An election
 takes tens of milliseconds once the old leader's session is over, and no event reports it to clients."""
 _AWAITS_LEADER = (*LEADER_CHANGES, BrokerUnreachable)
+_METADATA = ("DescribeCluster", "DescribeTopics")
+_ELSEWHERE_MS = 1000
+"""How long metadata is waited for before the next broker is asked for it: one that is suspended accepts connections and
+never answers, and while a leader is looked up nothing is sent."""
 OUT_OF_DATE = (NotLeader, UnknownTopicId)
 """What is known of the topics is not true any more. To ask the same again does not help: ask for the topics first."""
 
@@ -355,15 +359,24 @@ class Cluster:
         timeout_ms: int | None,
     ) -> Any:
         failures: list[KafkalogError] = []
+        silent: list[tuple[str, int]] = []
+        timeout_ms = timeout_ms or self.settings.request_timeout_ms
         for address in addresses:
+            is_hurried = method in _METADATA and address != addresses[-1] and timeout_ms > _ELSEWHERE_MS
             try:
-                return self._call_at(address, method, request, timeout_ms)
+                answer = self._call_at(
+                    address, method, request, _ELSEWHERE_MS if is_hurried else timeout_ms, is_hurried
+                )
             except _NotSure as error:
                 if not repeatable:
                     raise
                 failures.append(error.cause)
+                silent.append(address)
             except _ELSEWHERE as error:
                 failures.append(error)
+            else:
+                self._ask_last(silent)
+                return answer
         if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
         for failure in failures:
@@ -372,12 +385,19 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(self, address: tuple[str, int], method: str, request: Any, timeout_ms: int | None) -> Any:
-        """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
+    def _call_at(
+        self, address: tuple[str, int], method: str, request: Any, timeout_ms: int, is_hurried: bool = False
+    ) -> Any:
+        """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer.
+
+        Args:
+            is_hurried: another one can be asked. Then a broker that does not answer in time keeps its connection, which
+                may have other calls.
+        """
         while True:
-            control = self._connected(address)
+            control = self._connected(address, timeout_ms if is_hurried else None)
             try:
-                return control.call(method, request, timeout_ms or self.settings.request_timeout_ms)
+                return control.call(method, request, timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:
@@ -385,7 +405,8 @@ class Cluster:
             except (BrokerUnreachable, RequestTimedOut) as error:
                 if self._stopped.is_set():  # `close` ended the call
                     raise Closed(what="client") from None
-                self._forget(address, control)  # a silent connection would delay the next calls too
+                if not is_hurried or not isinstance(error, RequestTimedOut):
+                    self._forget(address, control)  # a silent connection would delay the next calls too
                 raise _NotSure(error) from None
 
     def _known_address(self, broker_id: int) -> tuple[str, int] | None:
@@ -411,14 +432,18 @@ class Cluster:
             connected = [address for address in self._control if address in known or address in self._bootstrap]
             return list(dict.fromkeys([*connected, *self._bootstrap, *known]))
 
-    def _connected(self, address: tuple[str, int]) -> ControlConnection:
+    def _connected(self, address: tuple[str, int], timeout_ms: int | None = None) -> ControlConnection:
+        """The connection to a broker; a new one has to be there in a time, None: in connect.timeout.ms."""
         with self._lock:
             if self._stopped.is_set():
                 raise Closed(what="client")
             known = self._control.get(address)
         if known is not None:
             return known
-        control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
+        connect_timeout_ms = self.settings.connect_timeout_ms
+        if timeout_ms is not None:
+            connect_timeout_ms = min(connect_timeout_ms, timeout_ms)
+        control = ControlConnection(*address, connect_timeout_ms=connect_timeout_ms)
         description = control.connect()
         with self._lock:
             stopped = self._stopped.is_set()  # closed meanwhile: nobody would close this one
@@ -430,6 +455,13 @@ class Cluster:
         if kept is None:
             raise Closed(what="client")
         return kept
+
+    def _ask_last(self, silent: Iterable[tuple[str, int]]) -> None:
+        """Ask the other brokers that there are connections to before these, from now on."""
+        with self._lock:
+            for address in silent:
+                if address in self._control:
+                    self._control[address] = self._control.pop(address)
 
     def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:
         """Close a connection, and end the calls of other threads on it. It is removed first, so that a thread that

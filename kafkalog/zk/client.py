@@ -13,11 +13,12 @@ outcome may be unknown; or it is not sent, and will never be executed. One lock 
 which.
 
 This module overrides methods of kazoo's client (`_notify_pending`) and connection (`start`, `_expand_client_hosts`,
-`_connect`, `_read_socket`, `_send_request`), as they are in kazoo 2.10 and 2.11.
+`_connect`, `_read_socket`, `_send_ping`, `_send_request`), as they are in kazoo 2.10 and 2.11.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -52,11 +53,13 @@ class Pending(AsyncResult, Generic[_Answer]):
 
     Attributes:
         sent: the request has been sent and may have been executed, whatever `answer` raises.
+        sent_at: when, by the monotonic clock.
     """
 
     def __init__(self, handler: SequentialThreadingHandler) -> None:
         super().__init__(handler)
         self.sent = False
+        self.sent_at = -math.inf
 
     def answer(self, seconds: float) -> _Answer:
         """Wait for the answer. Raises KazooTimeoutError, or the error that ended the request."""
@@ -74,6 +77,12 @@ class Client(KazooClient):
         self.lock = Lock()  # guards _queue and _pending: nothing is added while a lost connection fails all requests
         super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
+
+    @property
+    def kept_until(self) -> float:
+        """Until when, by the monotonic clock, ZooKeeper has surely not ended the session: its timeout begins when the
+        last request that was answered came there, which is after it was sent."""
+        return self._connection.proven_at + self._connection.session_seconds
 
     @property
     def unknown_hosts(self) -> tuple[str, ...]:
@@ -125,6 +134,9 @@ class _Connection(ConnectionHandler):
     client: Client
     _xid: int
     _heard = 0.0
+    _pinged_at = -math.inf
+    proven_at = -math.inf  # when the last request, or ping, was sent that has been answered
+    session_seconds = 0.0
     unknown_hosts: tuple[str, ...] = ()
 
     def start(self) -> None:
@@ -147,14 +159,27 @@ class _Connection(ConnectionHandler):
         return found
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
-        timeouts = super()._connect(host, hostip, port)
-        self._heard = time.monotonic()
-        return timeouts
+        began = time.monotonic()
+        read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        self._heard, self.proven_at = time.monotonic(), began
+        self.session_seconds = read_timeout * 1.5 / 1000  # kazoo's is two thirds of the session's, in milliseconds
+        return read_timeout, connect_timeout
 
     def _read_socket(self, read_timeout: float) -> object:
+        waiting, was_pinged = self.client._pending, self.ping_outstanding.is_set()
+        first = waiting[0] if waiting else None
         response = super()._read_socket(read_timeout)
         self._heard = time.monotonic()
+        if was_pinged and not self.ping_outstanding.is_set():
+            self.proven_at = max(self.proven_at, self._pinged_at)
+        if first is not None and (not waiting or waiting[0] is not first) and isinstance(first[1], Pending):
+            self.proven_at = max(self.proven_at, first[1].sent_at)
         return response
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        if not self.ping_outstanding.is_set():
+            self._pinged_at = time.monotonic()
+        super()._send_ping(connect_timeout)
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         client = self.client
@@ -167,7 +192,7 @@ class _Connection(ConnectionHandler):
                 self._xid = (self._xid % 2147483647) + 1
                 xid = self._xid
                 if pending is not None:
-                    pending.sent = True
+                    pending.sent, pending.sent_at = True, time.monotonic()
                 client._pending.append((request, pending, xid))
             if not client._queue:
                 self._clear_wakes()

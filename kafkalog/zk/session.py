@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -212,6 +213,12 @@ class ZooKeeperSession:
     @property
     def connected(self) -> bool:
         return self._client.connected
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether ZooKeeper has surely not ended the session yet. By this process's own clock, so it is true of no
+        process that was suspended for longer than the session's timeout."""
+        return time.monotonic() < self._client.kept_until
 
     @property
     def session_id(self) -> int:

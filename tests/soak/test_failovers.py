@@ -12,14 +12,25 @@ from pyspark.sql import SparkSession
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
+from kafkalog.errors import KafkalogError
+from kafkalog.wire import broker_pb2 as pb
 from tests.kafkalog.client.failover.test_sending import PARTITIONS, Sending, leader_of, values
 from tests.kafkalog.replicated import wait_in_sync
 from tests.pyspark_kafkalog.test_failover import run_through
-from tests.waiting import suspend
+from tests.waiting import suspend, waited_for
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(1800)]
 SESSION_TIMEOUT_MS = 3000
 WITHIN_SECONDS = 5.0
+
+
+def leads_nothing(admin: Admin, topic: str, broker_id: int) -> bool:
+    """Whether a broker that was away has learned that it leads nothing."""
+    try:
+        reply = admin._cluster.call("DescribeTopics", pb.DescribeTopicsRequest(names=[topic]), broker_id=broker_id)
+    except KafkalogError:
+        return False
+    return all(each.leader != broker_id for each in reply.topics[0].partitions)
 
 
 def test_a_stream_runs_through_twenty_failovers(spark: SparkSession, tmp_path: Path) -> None:
@@ -53,6 +64,7 @@ def test_writes_go_on_soon_after_a_leader_is_gone_and_nothing_acknowledged_is_lo
                             os.kill(broker.pid, signal.SIGCONT)
                     if how == "killed":
                         broker.start()
+                    waited_for(lambda leader=leader: leads_nothing(admin, "t", leader))  # type: ignore[misc]
                     wait_in_sync(admin, "t")
             producer.flush()
         assert sending.failures == []

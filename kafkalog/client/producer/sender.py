@@ -40,6 +40,8 @@ _ELECTION_SECONDS = 30.0
 """So long a leader that fails is looked up again with short pauses, then with the longest between two tries."""
 _QUIET_SECONDS = 2.0
 """A broker that answers nothing for so long is looked up: if it is not registered any more, it will not answer."""
+_QUIET_LOOK_SECONDS = 0.5
+"""How often it is looked up then."""
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -265,7 +267,7 @@ class Sender:
                 pause = min(pause, LOOK_SECONDS if is_recent else longest)
         if self._link is not None and self._link.count:
             if self._is_quiet():
-                pause = min(pause, longest)
+                pause = min(pause, _QUIET_LOOK_SECONDS)
             elif pause == math.inf:
                 return self._quiet_since + _QUIET_SECONDS
         return self._refreshed_at + pause

@@ -125,6 +125,31 @@ def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
     assert leadership.state.isr == (0, 1, 2)
 
 
+def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() -> None:
+    leadership, pulses = leading(0, 1, 2), {number: Pulse(101.0, 1) for number in (1, 2)}
+    for number, pulse in pulses.items():
+        leadership.fetched(number, DIRECTORIES[number], pulse, 10, 0, 10, 0)
+    assert not leadership.is_followed(0.0)  # a request that was sent may have waited for any time
+    pulses[1].proven_at = 100.0
+    assert not leadership.is_followed(90.0)
+    pulses[2].proven_at = 95.0
+    assert leadership.is_followed(95.0) and not leadership.is_followed(95.1)
+    leadership.left(2)
+    pulses[2].proven_at = 110.0  # its broker follows other partitions
+    assert not leadership.is_followed(90.0)
+
+
+def test_a_leader_without_other_members_or_with_eligible_replicas_is_known_to_be_followed_by_nobody() -> None:
+    assert not leading(0).is_followed(0.0)
+    eligible = leading(0, 1)
+    pulse = Pulse(101.0, 1)
+    eligible.fetched(1, "b", pulse, 10, 0, 10, 0)
+    pulse.proven_at = 100.0
+    assert eligible.is_followed(90.0)
+    eligible.adopt(PartitionState(0, 5, (0, 1), (2,), DIRECTORIES, 2))
+    assert not eligible.is_followed(90.0)
+
+
 def test_a_partition_with_one_replica_waits_for_nobody() -> None:
     alone = Leadership(0, state(0), (0,), 2, 10, 0, 0, now=0.0)
     assert alone.is_alone

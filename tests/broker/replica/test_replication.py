@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,30 @@ def test_too_few_in_sync_replicas_refuse_acks_all_and_readers_wait(brokers: Brok
         assert fetched.end_offset == 0
         [state] = leader.record("t").states.values()
         assert state.eligible == (gone,)
+
+
+def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(brokers: Brokers) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        assert not client.append(topic, a_batch([b"before"]), acks=-1).HasField("error")
+    partition = replica(leader, topic)
+    assert partition.is_certain()
+    partition.is_certain = lambda: False
+    waited_for(lambda: partition._leadership.is_followed(time.monotonic() - 2))  # type: ignore[union-attr]
+    assert partition.end_for_readers() == 1  # its followers prove it
+    with pytest.raises(errors.OffsetOutOfRange):
+        partition.read(2, 100, None)
+    for broker in brokers.values():
+        if broker is not leader:
+            broker.broker.host.links.stop()
+    waited_for(lambda: not partition._leadership.is_followed(time.monotonic() - 3))  # type: ignore[union-attr]
+    with pytest.raises(errors.OffsetNotAvailable):
+        partition.end_for_readers()
+    with pytest.raises(errors.OffsetNotAvailable):
+        partition.read(2, 100, None)
+    partition.read(0, 100, None).close()
 
 
 def test_another_replica_leads_when_the_leader_is_gone_and_it_follows_when_it_comes_back(

@@ -40,6 +40,7 @@ class Network:
         self.brokers: dict[Address, int] = {}
         self.silent: set[Address] = set()
         self.calls: list[tuple[str, Address]] = []
+        self.timeouts_ms: list[int] = []
         self.begun: list[Call] = []
         self.open: list[Control] = []
         self.on_connect: Callable[[], object] = lambda: None
@@ -86,6 +87,7 @@ class Control:
         if self not in self.network.open:
             raise BrokerNotAsked(address=str(self.address), reason="the connection was closed here")
         self.network.calls.append((method, self.address))
+        self.network.timeouts_ms.append(timeout_ms)
         if self.address not in self.network.brokers:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
         if self.address in self.network.silent:
@@ -146,6 +148,7 @@ def connected(network: Network) -> Cluster:
     made.describe()
     assert [control.address for control in network.open] == [ONE]
     network.calls.clear()
+    network.timeouts_ms.clear()
     return made
 
 
@@ -156,6 +159,18 @@ def test_a_broker_that_accepts_and_does_not_answer_is_asked_once_and_then_anothe
     for _ in range(2):
         assert connected.call("Ask", None) == ("Ask", TWO)
     assert network.calls == [("Ask", ONE), ("Ask", TWO), ("Ask", TWO)]
+
+
+def test_metadata_is_soon_asked_of_another_broker_and_the_silent_one_is_asked_last_from_then_on(
+    network: Network, connected: Cluster
+) -> None:
+    network.silent = {ONE}
+    connected.describe()
+    assert network.calls == [("DescribeCluster", ONE), ("DescribeCluster", TWO)]
+    assert network.timeouts_ms == [1000, 30_000]
+    assert [control.address for control in network.open] == [ONE, TWO]
+    connected.describe()
+    assert network.calls[2:] == [("DescribeCluster", TWO)]
 
 
 def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:

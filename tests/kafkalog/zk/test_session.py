@@ -391,6 +391,27 @@ def test_a_server_that_is_silent_is_noticed_however_many_ask_it(new_session: New
     session.ensure(["/a"])
 
 
+def test_a_session_is_kept_for_its_timeout_from_the_last_request_that_was_answered(
+    new_session: NewSession, proxy: StallingProxy
+) -> None:
+    session = new_session(proxy, session_timeout_ms=4000)
+    began = time.monotonic()
+    session.exists("/a")
+    asked = session._client.kept_until - 4
+    assert began <= asked <= time.monotonic()
+    waited_for(lambda: session._client.kept_until > asked + 4)  # by a ping
+    proxy.hold()
+    held = time.monotonic()
+    pinged = session._client._connection._pinged_at
+    waited_for(lambda: session._client._connection._pinged_at > pinged)
+    kept_until = session._client.kept_until
+    assert kept_until <= held + 4 and session.is_kept
+    waited_for(lambda: not session.is_kept)
+    assert session._client.kept_until == kept_until <= time.monotonic()
+    proxy.resume()
+    waited_for(lambda: session.is_kept)
+
+
 def test_a_request_waits_for_the_connection_where_patience_was_asked_for(
     new_session: NewSession, proxy: StallingProxy
 ) -> None:
