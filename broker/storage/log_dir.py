@@ -68,7 +68,7 @@ from kafkalog.events import get_logger
 
 log = get_logger(__name__)
 
-_LOCK = "lock"
+LOCK_NAME = "lock"
 _META = "meta"
 _CLEAN = "clean"
 _HIGH_WATERMARKS = "high-watermarks"
@@ -201,7 +201,7 @@ class LogDirectory:
                 reason = f"it is not a directory and cannot be created: {error.strerror}"
                 raise InvalidSetting(name="log.dir", value=str(self.path), reason=reason) from None
             raise
-        lock_path = self.path / _LOCK
+        lock_path = self.path / LOCK_NAME
         lock_fd = self.disk.lock(lock_path)
         if lock_fd is None:
             raise DataDirInUse(directory=str(self.path), pid=_lines(read_whole(self.disk, lock_path))[0] or "unknown")
@@ -590,7 +590,7 @@ class LogDirectory:
     def _check_in_place(self) -> bool:
         """Check that the opened directory is still at its path. If it is not, it is out of service from now on. The
         caller holds the lock, or is a thread that `close` waits for."""
-        lock = self.path / _LOCK
+        lock = self.path / LOCK_NAME
         try:
             if self.disk.stands_at(self._lock_fd, lock):
                 return True

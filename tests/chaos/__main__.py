@@ -32,10 +32,10 @@ def parsed(given: Sequence[str]) -> Arguments:
     parser.add_argument("--seconds", type=float, default=60, help="that the faults of a seed take (%(default)s)")
     parser.add_argument("--replication-factor", type=int, default=1, help="of the topic (%(default)s)")
     parser.add_argument("--acks", choices=("1", "all"), help="of producers; all if there are replicas, else 1")
-    parser.add_argument("--kinds", default="", help=f"the faults: {kinds} (all of these); or {losses}")
+    parser.add_argument("--kinds", default="", help=f"the faults: {kinds}, and with three replicas {losses}")
     parser.add_argument("--require", help="situations that the seeds together have to reach, instead of the usual ones")
     arguments = parser.parse_args(given)
-    chosen = _names(arguments.kinds) or KINDS
+    chosen = _names(arguments.kinds)
     if unknown := set(chosen) - {*KINDS, *LOSSES}:
         parser.error(f"there are no faults {', '.join(sorted(unknown))}")
     factor = arguments.replication_factor

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from kafkalog import Admin
 from kafkalog.client.cluster import PartitionInfo
 from kafkalog.errors import KafkalogError
+from kafkalog.wire import broker_pb2 as pb
 from tests.chaos.network import ANSWERS, REQUESTS, Weather
-from tests.chaos.plan import TOPIC, Fault
+from tests.chaos.plan import LOSSES, TOPIC, Fault
 from tests.chaos.servers import Server, Servers
 
 _ALL = -1  # in place of a broker's id
 _DELAY_S = 0.05
+_IN_SYNC_SECONDS = 30.0
 
 
 class Faults:
@@ -21,16 +25,20 @@ class Faults:
 
     Args:
         clients: what kills a client, by the kind of the fault.
+        keeps_logs: no machine that loses power loses a record.
 
     Attributes:
         happened: how many of each kind, over all.
         struck: brokers that do not serve now, or not everybody.
     """
 
-    def __init__(self, servers: Servers, admin: Admin, clients: dict[str, Callable[[], None]]) -> None:
+    def __init__(
+        self, servers: Servers, admin: Admin, clients: dict[str, Callable[[], None]], keeps_logs: bool
+    ) -> None:
         self._servers = servers
         self._admin = admin
         self._clients = clients
+        self._keeps_logs = keeps_logs
         self._known: tuple[PartitionInfo, ...] = ()
         self._now: set[tuple[str, int]] = set()  # kind and broker, since all was mended
         self.happened: Counter[str] = Counter()
@@ -46,8 +54,10 @@ class Faults:
         return self._known
 
     def strike(self, faults: Iterable[Fault]) -> list[str]:
-        """Make faults happen; returns what happened. Of several to one broker only those happen that still can."""
-        return [said for fault in faults if (said := self._strike(fault)) is not None]
+        """Make faults happen; returns what happened. Of several to one broker only those happen that still can, and of
+        those that lose something one, first."""
+        in_order = sorted(faults, key=lambda fault: fault.kind not in LOSSES)
+        return [said for fault in in_order if (said := self._strike(fault)) is not None]
 
     def _strike(self, fault: Fault) -> str | None:
         if fault.kind in self._clients:
@@ -61,11 +71,41 @@ class Faults:
             server = self._target(fault)
             if not server.is_well or (fault.kind, server.broker_id) in self._now:
                 return None
-            _OF_A_BROKER[fault.kind](server, self._servers)
+            if fault.kind not in LOSSES:
+                _OF_A_BROKER[fault.kind](server, self._servers)
+            elif self._now or not self._come_in_sync():
+                return None
+            elif fault.kind == "lose disk":
+                server.lose_disk()
+            else:
+                server.lose_power(self._keeps_logs)
             self._now.add((fault.kind, server.broker_id))
             self.struck.add(server.broker_id)
         self.happened[fault.kind] += 1
-        return f"{fault.kind} {server.broker_id}" if fault.kind in _OF_A_BROKER else fault.kind
+        is_one = fault.kind not in self._clients and fault.kind not in _OF_ALL
+        return f"{fault.kind} {server.broker_id}" if is_one else fault.kind
+
+    def _come_in_sync(self) -> bool:
+        """Wait until every replica is in sync, for a while."""
+        until, pause = time.monotonic() + _IN_SYNC_SECONDS, threading.Event()
+        while not self._are_in_sync():
+            if time.monotonic() > until:
+                return False
+            pause.wait(0.1)
+        return True
+
+    def _are_in_sync(self) -> bool:
+        """Whether every replica is in sync, as each broker has it: one that has just come back may not know."""
+        request = pb.DescribeTopicsRequest(names=[TOPIC])
+        answers = self._admin._cluster.call_each(
+            "DescribeTopics", request, [server.broker_id for server in self._servers.brokers]
+        )
+        topics = [answer.topics[0] for answer in answers.values() if not isinstance(answer, KafkalogError)]
+        return len(topics) == len(answers) and all(
+            len(each.isr) == len(each.replicas) and each.leader_epoch == same.leader_epoch
+            for topic in topics
+            for each, same in zip(topic.partitions, topics[0].partitions, strict=True)
+        )
 
     def _target(self, fault: Fault) -> Server:
         known = {each.partition: each for each in self.partitions()}
@@ -171,7 +211,6 @@ def _slow(server: Server, servers: Servers) -> None:
 
 _OF_A_BROKER: dict[str, Callable[[Server, Servers], None]] = {
     "kill": lambda server, servers: server.kill(),
-    "lose tails": lambda server, servers: server.lose_tails(),
     "suspend": lambda server, servers: server.suspend(),
     "restart": _restart,
     "cut from zookeeper": _cut_from_zookeeper,

@@ -27,9 +27,9 @@ NETWORK = (
 SHARED = ("kill all", "kill zookeeper", "suspend zookeeper")
 CLIENTS = ("kill writer", "kill member")
 KINDS = (*PROCESS, *NETWORK, *SHARED, *CLIENTS)
-LOSSES = ("lose tails",)
-"""Faults that lose what a broker has acknowledged, as a machine does that loses power: its segments end half-way.
-A partition with one copy loses records by them, so no seed has them unless they are asked for."""
+LOSSES = ("lose power", "lose disk")
+"""Faults that lose what one broker had: what was not synced, or all. They happen while all replicas are in sync, so
+where there are three no acknowledged record is lost by them. Elsewhere no seed has them unless they are asked for."""
 MORTAL = ("kill", "suspend", "restart", "cut from zookeeper")
 """Faults that end what one broker leads, and nothing else: all other partitions must go on meanwhile. A leader that is
 cut off from brokers alone keeps its session, and leads on without taking writes, as in Kafka."""
@@ -93,16 +93,17 @@ class Plan(NamedTuple):
 
 
 def plan(
-    seed: int, seconds: float, replication_factor: int = 1, kinds: Sequence[str] = KINDS, acks: str | None = None
+    seed: int, seconds: float, replication_factor: int = 1, kinds: Sequence[str] = (), acks: str | None = None
 ) -> Plan:
     """What a seed stands for.
 
     Args:
         seconds: that all steps take together, at least.
-        kinds: of the faults.
+        kinds: of the faults; none given: `KINDS`, and `LOSSES` where there are three replicas.
         acks: of the producers, 1 or all: what is not acknowledged cannot be missed. None: all if there are replicas.
     """
     acks = acks or ("all" if replication_factor > 1 else "1")
+    kinds = kinds or (*KINDS, *(LOSSES if replication_factor > 2 else ()))
     dice = random.Random(seed)
     brokers = max(3 if replication_factor > 1 else 2, replication_factor)
     partitions = dice.choice((2, 3, 4))

@@ -108,7 +108,8 @@ class _Run:
             Committing(folder, f"x{number}", bootstrap, plan, settings) for number, settings in enumerate(plan.writers)
         ]
         self._group = Group(folder, bootstrap, plan)
-        self.faults = Faults(servers, self._admin, {"kill writer": self._kill_writer, "kill member": self._kill_member})
+        clients = {"kill writer": self._kill_writer, "kill member": self._kill_member}
+        self.faults = Faults(servers, self._admin, clients, plan.topic_settings.get("flush.messages") == "1")
 
     def _create_topic(self) -> None:
         self._admin.create_topic(TOPIC, partitions=self._plan.partitions, config=self._plan.topic_settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -18,6 +19,9 @@ from typing import Any, Self
 
 from broker.local.guard import BrokerChild, Watch
 from broker.local.zookeeper import EmbeddedZooKeeper
+from broker.storage.checkpoint import Checkpoint, read_checkpoint
+from broker.storage.disk import Disk
+from broker.storage.log_dir import LOCK_NAME
 from kafkalog.errors import KafkalogError
 from tests.chaos.network import Link, owner_of
 from tests.free_ports import free_ports
@@ -102,12 +106,31 @@ class Server:
         self.resume()
         self.pid = None
 
-    def lose_tails(self) -> None:
-        """Kill it, and lose the second half of the segments that it appended to."""
+    def lose_power(self, keeps_logs: bool) -> None:
+        """Kill it, and lose what a loss of power may lose: of each log half of what came after the recovery point, and
+        the boot id.
+
+        Args:
+            keeps_logs: each append was synced before its ack.
+        """
         self.kill()
         for folder in self._log_directory.iterdir():
-            if segments := sorted(folder.glob("*.log")):
-                os.truncate(segments[-1], segments[-1].stat().st_size // 2)
+            segments = sorted(folder.glob("*.log"))
+            if segments and not keeps_logs:
+                checkpoint = read_checkpoint(Disk(), folder) or Checkpoint()
+                places = checkpoint.places_in(int(segments[-1].stem))
+                synced = max((position for position, _ in places), default=0)
+                size = segments[-1].stat().st_size
+                os.truncate(segments[-1], min(size, max(synced, size // 2)))
+        lock = self._log_directory / LOCK_NAME
+        lines = lock.read_bytes().split(b"\n")
+        lock.write_bytes(b"\n".join([lines[0], b"0" * len(lines[1]), *lines[2:]]))
+
+    def lose_disk(self) -> None:
+        """Kill it, and empty its data directory."""
+        self.kill()
+        shutil.rmtree(self._log_directory)
+        self._log_directory.mkdir()
 
     def stop(self) -> None:
         """Stop it in order. Fails if it ends with an error."""

@@ -75,9 +75,9 @@ def test_the_command_line_stands_for_plans() -> None:
     plans, required = parsed(["--seeds", "3,5-6", "--seconds", "9"])
     assert plans == [plan(seed, 9) for seed in (3, 5, 6)]
     assert required == coverage.REQUIRED
-    given = ["--seeds", "3", "--replication-factor", "3", "--acks", "1", "--kinds", "kill all, lose tails"]
+    given = ["--seeds", "3", "--replication-factor", "3", "--acks", "1", "--kinds", "kill all, lose power"]
     [replicated], required = parsed(given)
-    assert replicated == plan(3, 60, 3, ("kill all", "lose tails"), "1")
+    assert replicated == plan(3, 60, 3, ("kill all", "lose power"), "1")
     assert required == coverage.REQUIRED_REPLICATED
     assert parsed(["--require", ""]).required == ()
 
