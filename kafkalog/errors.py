@@ -437,6 +437,32 @@ class ReplicaDiverged(KafkalogError):
     )
 
 
+class UnknownBroker(KafkalogError):
+    code = 206
+    message = "broker {broker_id} is not registered in the cluster; live are {brokers}"
+
+
+class ReassignmentInProgress(KafkalogError):
+    code = 207
+    message = (
+        "partition {partition} is being moved to brokers {target} already: wait until it is there, or cancel that "
+        "first: `kafkalog topics reassign {topic} --cancel`"
+    )
+
+
+class ReassignmentNotCancelled(RetriableError):
+    code = 208
+    message = (
+        "partition {partition} cannot go back to brokers {replicas}: none of them is live and has all acknowledged "
+        "records; the in-sync replicas are {insync}"
+    )
+
+
+class TooFewBrokers(KafkalogError):
+    code = 209
+    message = "a partition with {replication_factor} replicas needs as many brokers, and only {brokers} may be used"
+
+
 LEADER_CHANGES = (
     NotLeader,
     LeaderNotAvailable,

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from broker.config import BrokerSettings
 from broker.controller.election import elect, first_state, prefer
+from broker.controller.reassignment import finish
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.registration import Registration
 from kafkalog.clock import Clock
@@ -189,7 +190,7 @@ class Controller:
         is_same = brokers is self._seen[1]
         changes = []
         for name, topic in topics.items():
-            if not (is_same and self._seen[0].get(name) is topic) and any(len(each) > 1 for each in topic.replicas):
+            if not (is_same and self._seen[0].get(name) is topic) and _is_replicated(topic):
                 changes += self._changes(topic, live, stopping)
         self._write(changes, term, "leaders_elected")
         self._seen = (topics, brokers)
@@ -211,12 +212,14 @@ class Controller:
         settings = topic_settings(topic)
         unclean, min_insync = settings.unclean_leader_election_enable, settings.min_insync_replicas
         changes = []
-        for number, assignment in enumerate(topic.replicas):
+        for number, assigned in enumerate(topic.replicas):
             state = self._state(topic, number)
+            assignment = tuple(assigned) if state is None else state.held_by(assigned)
             if state is None:
                 after = first_state(assignment, live.keys() - stopping)
             else:
                 after = elect(state, assignment, live, unclean, min_insync, stopping)
+                after = finish(after or state, live.keys() - stopping) or after
             if after is not None:
                 changes.append(StateChange(topic, number, state, after))
             key = (topic.topic_id, number)
@@ -232,7 +235,8 @@ class Controller:
         for topic_id, number in sorted(moves):
             topic = self._metadata.ids.get(topic_id)
             state = self._state(topic, number) if topic is not None else None
-            after = prefer(state, topic.replicas[number], can_lead) if topic is not None and state is not None else None
+            assignment = state.held_by(topic.replicas[number]) if topic is not None and state is not None else ()
+            after = prefer(state, assignment, can_lead) if state is not None else None
             if topic is not None and after is not None:
                 changes.append(StateChange(topic, number, state, after))
                 self._movable[topic_id, number] = self._clock.monotonic() + _RETRY_SECONDS  # if it is refused
@@ -267,8 +271,14 @@ class Controller:
             partitions=len(made),
             refused=len(changes) - len(made),
             without_leader=sum(change.after.leader < 0 for change in made),
+            moved=sum(change.before is not None and change.before.target != change.after.target for change in made),
             seconds=round(self._clock.monotonic() - began, 3),
         )
+
+
+def _is_replicated(topic: TopicRecord) -> bool:
+    """Whether some partition has several replicas, or had."""
+    return any(len(each) > 1 for each in topic.replicas) or any(state.replicas for state in topic.states.values())
 
 
 def _is_unclean(before: PartitionState, after: PartitionState) -> bool:

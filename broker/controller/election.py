@@ -46,9 +46,9 @@ def elect(
             can lead.
 
     Returns:
-        None: nothing changes. A partition with one replica never changes.
+        None: nothing changes. A partition with one replica never changes, unless nobody leads it after it had more.
     """
-    if len(assignment) == 1:
+    if len(assignment) == 1 and state.leader >= 0:
         return None
     candidates = [broker for broker in assignment if broker in live and broker not in stopping]
     isr = tuple(broker for broker in state.isr if broker in live) or state.isr

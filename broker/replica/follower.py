@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from broker.replica.leadership import IN_FLIGHT_MAX
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
+from broker.replica.throttle import Throttle
 from broker.staging.staging import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
@@ -72,18 +73,26 @@ class Links:
         self._metadata = metadata
         self._clock = clock
         self._on_diverged = on_diverged
+        self._throttle = Throttle()
         self._lock = threading.Lock()  # guards all below
         self._links: dict[int, _Link] = {}
         self._leaders: dict[_Key, int] = {}
         self._followed: dict[_Key, tuple[Partition, int]] = {}  # and in which epoch
         self._stopped = False
 
-    def follow(self, replica: Partition) -> None:
-        """Copy from the leader that the replica has now, and from no other."""
+    def follow(self, replica: Partition, throttled_rate: int) -> None:
+        """Copy from the leader that the replica has now, and from no other.
+
+        Args:
+            throttled_rate: see `PartitionState`; a new one takes effect at once.
+        """
         key, leader, followed = (replica.topic_id, replica.number), replica.leader_id, (replica, replica.leader_epoch)
         with self._lock:
             before = self._leaders.get(key, -1)
+            has_new_rate = self._throttle.set_rate(key, throttled_rate)
             if self._stopped or (before == leader and self._followed.get(key) == followed):
+                if has_new_rate and before in self._links:
+                    self._links[before].hurry(key)
                 return
             if before not in (-1, leader):
                 self._links[before].leave(key)
@@ -94,7 +103,13 @@ class Links:
             link = self._links.get(leader)
             if link is None:
                 link = self._links[leader] = _Link(
-                    leader, self._broker_id, self._directory_id, self._metadata, self._clock, self._on_diverged
+                    leader,
+                    self._broker_id,
+                    self._directory_id,
+                    self._metadata,
+                    self._clock,
+                    self._throttle,
+                    self._on_diverged,
                 )
                 link.start()
         link.follow(key, replica)
@@ -104,6 +119,7 @@ class Links:
         with self._lock:
             leader = self._leaders.pop(key, -1)
             self._followed.pop(key, None)
+            self._throttle.set_rate(key, 0)
             if leader >= 0:
                 self._links[leader].leave(key)
 
@@ -131,6 +147,7 @@ class _Link:
         directory_id: str,
         metadata: Metadata,
         clock: Clock,
+        throttle: Throttle,
         on_diverged: Callable[[Partition, KafkalogError], object],
     ) -> None:
         self.fetched_bytes = 0
@@ -139,6 +156,7 @@ class _Link:
         self._directory_id = directory_id
         self._metadata = metadata
         self._clock = clock
+        self._throttle = throttle
         self._on_diverged = on_diverged
         self._changed = threading.Condition()  # guards the following
         self._replicas: dict[_Key, Partition] = {}
@@ -162,6 +180,13 @@ class _Link:
             self._due[key] = 0.0
             self._left.discard(key)
             self._wake()
+
+    def hurry(self, key: _Key) -> None:
+        """Name a partition's position now, if that waits for its time."""
+        with self._changed:
+            if key in self._due:
+                self._due[key] = 0.0
+                self._wake()
 
     def leave(self, key: _Key) -> None:
         with self._changed:
@@ -382,7 +407,7 @@ class _Link:
             replica.watermark_is(news.high_watermark, news.log_start_offset, epoch)
             if not data and not news.names_staged:
                 return
-        self._name(key, 0.0)
+        self._name(key, self._throttle.pause(key, len(data), self._clock.monotonic()) if news.is_throttled else 0.0)
 
     def _name(self, key: _Key, after_seconds: float) -> None:
         """Name a partition's position in a request, after so long."""

@@ -27,6 +27,7 @@ from broker.controller import election
 from broker.replica.follower import Links
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.partition import Partition
+from broker.replica.removal import Removal
 from broker.replica.undone import Undone
 from broker.storage.log_dir import LogDirectory, folder_name
 from kafkalog.clock import SYSTEM_CLOCK, Clock
@@ -62,6 +63,7 @@ class _Turn:
         failed: the errors of partitions that are not served.
         departing: the partitions of whose sets this replica must not be a member any more.
         anew: those of them of which it has no log.
+        moved: the partitions that were moved to other brokers.
     """
 
     end: int
@@ -70,6 +72,7 @@ class _Turn:
     failed: dict[int, KafkalogError] = field(default_factory=dict)
     departing: dict[int, PartitionState] = field(default_factory=dict)
     anew: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
 
 
 class Host:
@@ -111,6 +114,7 @@ class Host:
         # the watching thread; others only check whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
+        self._removal = Removal(broker_id, directory, metadata, undone)
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
         self.raise_epoch: Callable[[], object] = lambda: None
         self.links = Links(broker_id, self._directory_id, metadata, clock, self._diverged)
@@ -230,6 +234,7 @@ class Host:
                 # written.
                 self._directory.replace_log(topic_id, number, label, start_offset)
                 renewed = PartitionState.only(self.broker_id, self._directory_id, state.leader_epoch + 1, state.version)
+                renewed = replace(renewed, replicas=state.replicas)
                 written = registry.write_states(self._session, topic, {number: renewed}).get(number)
                 if written is not None and written.directory == renewed.directory:
                     self._directory.trust_log(topic_id, number)
@@ -272,6 +277,7 @@ class Host:
                     break
         finally:  # also without ZooKeeper: the open logs are known
             self.metadata.publish(topics)
+        self._removal.remove(self._hosted)
 
     def _open_some(self, topic: TopicRecord, start: int) -> tuple[TopicRecord, int]:
         """Open the logs of this broker's partitions of a topic that are not open yet, from partition `start` on, at
@@ -303,15 +309,17 @@ class Host:
                 hosted[topic.topic_id, number] = partition
                 if number in turn.departing:
                     partition.forget_copies()
-            for number in turn.failed:
+            for number in (*turn.failed, *turn.moved):
                 fenced = hosted.pop((topic.topic_id, number), None)
                 if fenced is not None:
                     self.links.leave((topic.topic_id, number))
                     fenced.close()
             self._hosted = hosted
+            for number in turn.moved:
+                self._removal.moved(topic.name, (topic.topic_id, number))
             for number, partition in opened.items():
                 if hosted.get((topic.topic_id, number)) is partition:
-                    self.links.follow(partition)
+                    self.links.follow(partition, states[number].throttled_rate)
             self._take_in_failures(topic, turn.failed, range(start, turn.end))
             return replace(topic, states=states), turn.end
         finally:
@@ -326,9 +334,11 @@ class Host:
             if len(turn.wanted) == _OPENED_TOGETHER:
                 turn.end = number
                 break
-            if self.broker_id not in topic.replicas[number]:
-                continue
             state = topic.states.get(number)
+            if self.broker_id not in topic.replicas_of(number):
+                if state is not None and state.replicas:
+                    turn.moved.add(number)
+                continue
             if state is None and topic.preferred_leader(number) != self.broker_id:
                 continue  # it opens the first log
             partition = self._hosted.get((topic.topic_id, number))
@@ -339,14 +349,14 @@ class Host:
                         partition.update_settings(settings)
                     if state is not None:
                         self._give_role(partition, topic, number, state)
-                        self.links.follow(partition)
+                        self.links.follow(partition, state.throttled_rate)
                     else:
                         turn.lost_states[number] = self._state_of(partition)
                     continue
             except KafkalogError as error:
                 turn.failed[number] = error
                 continue
-            if state is not None and len(topic.replicas[number]) > 1:
+            if state is not None and len(topic.replicas_of(number)) > 1:
                 if lost is not None:
                     turn.anew.add(number)
                 if lost is not None or (self._may_have_lost and settings.flush_messages != 1):
@@ -397,7 +407,7 @@ class Host:
 
     def _give_role(self, partition: Partition, topic: TopicRecord, number: int, state: PartitionState) -> None:
         """Raises StorageFailed, DiskFull, NotLeader: it keeps the role that it had."""
-        if len(topic.replicas[number]) > 1 and not partition.log.has_high_watermark:
+        if len(state.held_by(topic.replicas[number])) > 1 and not partition.log.has_high_watermark:
             partition.log.high_watermark = partition.log.start_offset  # killed before it was saved: not known
         if state.leader == self.broker_id:
             partition.lead(state, topic.replicas[number])
@@ -510,7 +520,7 @@ class Host:
             partition = hosted.pop((topic_id, number), None)
             self._hosted = hosted
             lost = self._loss(topic, number, state)
-            if lost is not None and len(topic.replicas[number]) > 1:
+            if lost is not None and len(topic.replicas_of(number)) > 1:
                 self._to_open[topic.name] = 0
             elif lost is not None:
                 self._take_in_failures(topic, {number: lost}, {number})
@@ -523,8 +533,9 @@ class Host:
 
     def _open(self, topic: TopicRecord, number: int, settings: TopicSettings) -> Partition:
         label = f"{topic.name}-{number}"
+        self._removal.opened((topic.topic_id, number))
         opened = self._directory.open_log(topic.topic_id, number, label, settings, None)
-        if len(topic.replicas[number]) > 1:
+        if len(topic.replicas_of(number)) > 1:
             opened.high_watermark = self._directory.saved_high_watermark(topic.topic_id, number)
         opened_partition = Partition(
             topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock

@@ -71,8 +71,8 @@ class Leadership:
     Args:
         broker_id: the leader's.
         state: of the partition, which names it as the leader.
-        replicas: the partition's, by broker id.
-        min_insync: min.insync.replicas, at most the number of replicas.
+        assigned: the brokers in the topic's znode; the state may have others.
+        min_insync: min.insync.replicas; it counts as at most the number of replicas.
         end_offset: of the leader's log, when the epoch began.
         staged_end: how much was staged by then.
         watermark: up to which the leader knows that all is acknowledged.
@@ -84,6 +84,7 @@ class Leadership:
         watermark: the high watermark: every member of the in-sync set has every record before it.
         staged_watermark: the same of what is staged; -1: not known in this epoch.
         state: the last that is known to be written.
+        replicas: the brokers that may be in the in-sync set.
         joining: of which it is not known whether they are in the set.
     """
 
@@ -91,7 +92,7 @@ class Leadership:
         self,
         broker_id: int,
         state: PartitionState,
-        replicas: Iterable[int],
+        assigned: Iterable[int],
         min_insync: int,
         end_offset: int,
         staged_end: int,
@@ -108,13 +109,18 @@ class Leadership:
         self.joining: dict[int, Joining] = {}
         self._followers: dict[int, Follower] = {}
         self._began_at = now
-        self.configure(replicas, min_insync)
+        self.configure(assigned, min_insync)
         self.advance(end_offset, staged_end)
 
-    def configure(self, replicas: Iterable[int], min_insync: int) -> None:
-        """Use other replicas or another min.insync.replicas from now on."""
-        self.replicas = tuple(replicas)
-        self.min_insync = min(min_insync, len(self.replicas))
+    def configure(self, assigned: Iterable[int], min_insync: int) -> None:
+        """Use another assignment or another min.insync.replicas from now on."""
+        self._assigned, self._min_insync_given = tuple(assigned), min_insync
+        self._take_replicas()
+
+    def _take_replicas(self) -> None:
+        """By the state: a replica that was removed must not join again by a change that is made from a newer state."""
+        self.replicas = self.state.held_by(self._assigned)
+        self.min_insync = min(self._min_insync_given, len(self.replicas))
 
     @property
     def is_alone(self) -> bool:
@@ -133,6 +139,7 @@ class Leadership:
         if state.leader_epoch != self.epoch or state.leader != self.broker_id or state.version <= self.state.version:
             return False
         self.state = state
+        self._take_replicas()
         return True
 
     def fetched(
@@ -205,6 +212,18 @@ class Leadership:
         ]
         followers = [broker_id for broker_id in self.state.isr if broker_id != self.broker_id]
         return joining, [broker_id for broker_id in followers if self._caught_up_at(broker_id) < since]
+
+    def holds_no_ack(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
+        """Whether nothing waits for a follower, however slowly it copies: by what it has said last, it is neither in
+        the in-sync set nor may it join."""
+        if broker_id in self.state.isr or broker_id in self.joining:
+            return False
+        return broker_id not in self._followers or not self._may_join(broker_id, leader_end, leader_staged)
+
+    def end_of(self, broker_id: int) -> int:
+        """Up to where a follower has the log, as it said in this epoch; 0 if it has said nothing."""
+        follower = self._followers.get(broker_id)
+        return 0 if follower is None else follower.end_offset
 
     def _caught_up_at(self, broker_id: int) -> float:
         follower = self._followers.get(broker_id)

@@ -163,7 +163,7 @@ class Partition:
         self._leadership: Leadership | None = None
         self._epoch = -1  # the leader epoch in which this replica leads or follows
         self._leader_id = -1
-        self._replicas: tuple[int, ...] = (broker_id,)
+        self._assigned: tuple[int, ...] = (broker_id,)
         self._readable_limit = _NO_LIMIT  # the high watermark, unless this replica is alone
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
         self.is_certain: Callable[[], bool] = lambda: True  # whether the roles are those of this moment
@@ -177,26 +177,35 @@ class Partition:
 
     # --- the role --------------------------------------------------------------------------------------------------
 
-    def lead(self, state: PartitionState, replicas: Sequence[int]) -> None:
+    def lead(self, state: PartitionState, assigned: Sequence[int]) -> None:
         """Lead, or go on leading, as a state says.
+
+        Args:
+            assigned: the brokers in the topic's znode; the state may have others.
 
         Raises:
             StorageFailed, DiskFull, Closed: the beginning of the epoch could not be noted; nothing changed.
         """
         with self._role_lock:
             leadership = self._leadership
-            self._replicas = tuple(replicas)
+            self._assigned = tuple(assigned)
             if leadership is not None and leadership.epoch == state.leader_epoch:
-                leadership.configure(replicas, self.settings.min_insync_replicas)
+                leadership.configure(assigned, self.settings.min_insync_replicas)
                 self._adopt(leadership, state)
             else:
+                was_alone = leadership is not None and self._readable_limit == _NO_LIMIT
                 self.log.begin_epoch(state.leader_epoch, durable=False)
                 self._staging.begin_epoch(state.leader_epoch)
                 self._applier.begin()
+                if was_alone and len(state.held_by(assigned)) > 1:
+                    # Readers have seen all that was appended in the epoch that is over, and its acks waited for nobody.
+                    if self.log.needs_flush_for_ack:
+                        self.log.flush_to(self.log.end_offset)
+                    self._readable_limit = self.log.high_watermark = self.log.end_offset
                 leadership = self._leadership = Leadership(
                     self._broker_id,
                     state,
-                    replicas,
+                    assigned,
                     self.settings.min_insync_replicas,
                     self._own_end,
                     self._staging.staged_end,
@@ -249,6 +258,8 @@ class Partition:
         """Role lock held: let readers read up to the high watermark."""
         if leadership.is_alone:
             self._readable_limit = _NO_LIMIT
+            if self.log.has_high_watermark:  # from when there were others
+                self.log.high_watermark = None
         else:
             self._readable_limit = leadership.watermark
             self.log.high_watermark = leadership.watermark
@@ -488,6 +499,25 @@ class Partition:
     def staged_copies(self) -> list[StagedCopy]:
         """The files of what is staged here."""
         return self._staging.copies()
+
+    def throttled_rate(self, broker_id: int) -> int:
+        """The bytes a second to which the copying by a follower is to be held; 0: it is not. No ack waits for one that
+        is."""
+        leadership = self._leadership
+        if leadership is None or not leadership.state.throttled_rate:
+            return 0
+        with self._role_lock:
+            state, staged_end = leadership.state, self._staging.staged_end
+            is_held = broker_id in state.adding and leadership.holds_no_ack(broker_id, self.end_offset, staged_end)
+            return state.throttled_rate if is_held else 0
+
+    def lacking_bytes(self, broker_id: int) -> int:
+        """About how many bytes of the log a follower does not have; 0 if this replica does not lead."""
+        leadership = self._leadership
+        if leadership is None:
+            return 0
+        view = self._reader.view
+        return reach(view, leadership.end_of(broker_id), _NO_LIMIT, view.end_offset)[1]
 
     # --- the in-sync set ---------------------------------------------------------------------------------------------
 
@@ -819,7 +849,9 @@ class Partition:
                 leadership = self._leadership
                 if leadership is None or leadership.epoch != ack.epoch:
                     raise self._not_here()
-                if leadership.watermark < ack.end_offset or leadership.staged_watermark < ack.staged_end:
+                if not leadership.is_alone and (
+                    leadership.watermark < ack.end_offset or leadership.staged_watermark < ack.staged_end
+                ):
                     if leadership.is_below_min:
                         raise NotEnoughReplicasAfterAppend(
                             partition=self.label, insync=list(leadership.state.isr), least=leadership.min_insync
@@ -881,7 +913,7 @@ class Partition:
         self.log.update_settings(settings)
         with self._role_lock:
             if self._leadership is not None:
-                self._leadership.configure(self._replicas, settings.min_insync_replicas)
+                self._leadership.configure(self._assigned, settings.min_insync_replicas)
         self._advance()
         self.wake_waiters()
 

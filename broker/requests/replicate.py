@@ -25,6 +25,10 @@ from kafkalog.wire.frames import error_to_wire
 
 _BODY_MAX = (1 << 32) - 1  # of a frame
 _SLICES_MAX = 500  # of one answer, for each may hold a file open
+_PIECES_A_SECOND = 10
+_PIECE_BYTES_MIN = 64 << 10
+"""Of the pieces of copies that are held to a rate, all of a connection together: so many in a second, unless they would
+be smaller than this each."""
 _Key = tuple[bytes, int]
 
 
@@ -70,7 +74,9 @@ class ReplicaSession:
         self._clock = clock
         self._wake = wake
         self._pulse = Pulse(clock.monotonic(), -1)
+        self._broker_id = -1
         self._positions: dict[_Key, _Position] = {}
+        self._throttled: set[_Key] = set()  # whose copies were held to a rate when they were looked at last
         self._failed: dict[_Key, KafkalogError] = {}  # of the last request
         self._dirty: dict[_Key, None] = {}  # in order; others add to it
         self._unsettled: dict[_Key, None] = {}  # whose followers may not know the high watermark
@@ -80,12 +86,14 @@ class ReplicaSession:
         """Note the positions that a request names."""
         self._pulse.at, self._pulse.registration = self._clock.monotonic(), request.registration
         self._pulse.proven_at = self._answered_at[0]
+        self._broker_id = request.broker_id
         for named in request.partitions:
             key = named.topic_id, named.partition
             before = self._forget(key)
             if named.leaves:
                 if before is not None:
                     before.partition.left(request.broker_id)
+                self._throttled.discard(key)
                 continue
             try:
                 replica = self._host.replica_of(*key)
@@ -168,20 +176,23 @@ class ReplicaSession:
                 return 0
             replica.register_replica(position.wake)
             replica.check_leads(position.epoch)
-            piece = replica.read_as_replica(position.offset, max(left, 1), position.hint)
+            rate = replica.throttled_rate(self._broker_id)
+            most = self._piece_max(key, rate, left)
+            piece = replica.read_as_replica(position.offset, max(most, 1), position.hint)
             if answer.length and piece.length > left:
                 piece.close()
                 self._dirty[key] = None
                 return 0
             staged = replica.staged_copies()
             has_others = {each[:2] for each in staged} != {each[:2] for each in position.staged}
-            lacking = replica.staged_pieces(position.staged, left - piece.length) if staged else []
+            lacking = replica.staged_pieces(position.staged, most - piece.length) if staged else []
             if not piece.length and not lacking and not has_others:
                 piece.close()
                 if replica.start_offset > position.start_offset >= 0:  # records were deleted
                     self._news(key, position, answer)
                 return 0
             news = self._news(key, position, answer)
+            news.is_throttled = rate > 0
             if piece.length:
                 answer.slices.append(piece)
                 news.length = piece.length
@@ -201,6 +212,14 @@ class ReplicaSession:
             news = answer.reply.partitions.add(topic_id=key[0], partition=key[1])
             news.error.CopyFrom(error_to_wire(error))
             return 0
+
+    def _piece_max(self, key: _Key, rate: int, left: int) -> int:
+        """The bytes that a partition may add to an answer in which there is room for `left`."""
+        if not rate:
+            self._throttled.discard(key)
+            return left
+        self._throttled.add(key)
+        return min(left, max(rate // _PIECES_A_SECOND // len(self._throttled), _PIECE_BYTES_MIN))
 
     def _news(self, key: _Key, position: _Position, answer: Answer[pb.ReplicaFetchReply]) -> pb.ReplicaNews:
         news = answer.reply.partitions.add(topic_id=key[0], partition=key[1], leader_epoch=position.epoch)

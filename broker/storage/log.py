@@ -199,9 +199,10 @@ class Log:
         return self.end_offset if high_watermark is None else high_watermark
 
     @high_watermark.setter
-    def high_watermark(self, offset: int) -> None:
+    def high_watermark(self, offset: int | None) -> None:
+        """None: there are no other replicas any more."""
         with self._lock:
-            self._high_watermark = min(offset, self._end_offset)
+            self._high_watermark = None if offset is None else min(offset, self._end_offset)
 
     @property
     def has_high_watermark(self) -> bool:

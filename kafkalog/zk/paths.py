@@ -18,9 +18,13 @@
                                                     directories: {broker id: directory}}: created by the first replica
                                                     after it has opened the log; directories has the id of the data
                                                     directory of each replica whose log was ever opened; leader is -1
-                                                    while nobody leads. <topic id> is created and deleted with the
-                                                    topic, in one change. So a late write cannot change a new topic of
-                                                    the name
+                                                    while nobody leads. Of a partition that was reassigned also
+                                                    replicas: [broker ids], which then count, and not those in the
+                                                    topic's znode; while it is moved, target: [broker ids] and
+                                                    throttled_rate in bytes a second. <topic id> is
+                                                    created and deleted with the topic, in one change.
+                                                    So a late write cannot change a new topic of the
+                                                    name
     /admin/deleted_topics/<topic id>                {topic, brokers}: the brokers that may still have logs of the topic
     /consumers/<group>                              {generation, kind, assignor, number, incarnation, names: [topic],
                                                     topics: [[index of the name, topic id, partitions]], members:

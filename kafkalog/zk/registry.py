@@ -77,6 +77,10 @@ class PartitionState:
             acknowledged record too, because the high watermark did not move since (KIP-966).
         directories: by broker id, the id of the data directory of each replica whose log was ever opened. It is written
             after the log is opened, so a log that is missing there has been lost.
+        replicas: the brokers that the partition is assigned to, the preferred leader first. Empty: those in the topic's
+            znode; it was never reassigned.
+        target: the brokers that it is being moved to (KIP-455); empty: it is not.
+        throttled_rate: bytes a second that each broker copies that is added by the move; 0: no limit.
         version: of the state's znode, for the next write.
     """
 
@@ -86,6 +90,9 @@ class PartitionState:
     eligible: tuple[int, ...] = ()
     directories: Mapping[int, str] = field(default_factory=dict)
     version: int = 0
+    replicas: tuple[int, ...] = ()
+    target: tuple[int, ...] = ()
+    throttled_rate: int = 0
 
     @classmethod
     def only(cls, broker: int, directory: str, leader_epoch: int = 0, version: int = 0) -> PartitionState:
@@ -97,13 +104,32 @@ class PartitionState:
         """The id of the data directory with the leader's log; empty if nobody leads, or the log was never opened."""
         return self.directories.get(self.leader, "")
 
+    def held_by(self, assigned: Sequence[int]) -> tuple[int, ...]:
+        """The brokers that have a replica or are to get one, the preferred leader first.
+
+        Args:
+            assigned: those in the topic's znode.
+        """
+        return (*(self.replicas or assigned), *self.adding)
+
+    @property
+    def adding(self) -> tuple[int, ...]:
+        """The brokers that get a replica by the move."""
+        return tuple(broker for broker in self.target if broker not in self.replicas)
+
+    @property
+    def removing(self) -> tuple[int, ...]:
+        """The brokers that give up their replica once the move is over."""
+        return tuple(broker for broker in self.replicas if broker not in self.target) if self.target else ()
+
 
 @dataclass(frozen=True)
 class TopicRecord:
     """A topic's registration in ZooKeeper.
 
     Attributes:
-        replicas: broker ids by partition number. The first one leads unless the partition's state has another leader.
+        replicas: broker ids by partition number, as in the topic's znode. A partition that was reassigned has others in
+            its state: `replicas_of` knows both.
         states: by partition number; none for a partition until its leader has opened the log.
         version: of the topic's znode, for the next write.
         deleted: the topic is deleted, but its znodes are not all removed yet.
@@ -118,9 +144,14 @@ class TopicRecord:
     version: int = 0
     deleted: bool = False
 
+    def replicas_of(self, number: int) -> tuple[int, ...]:
+        """The brokers that have a replica of a partition or are to get one, the preferred leader first."""
+        state = self.states.get(number)
+        return tuple(self.replicas[number]) if state is None else state.held_by(self.replicas[number])
+
     def preferred_leader(self, number: int) -> int:
         """The broker that opens and leads a partition by default: its first replica."""
-        return self.replicas[number][0]
+        return self.replicas_of(number)[0]
 
 
 # --- the cluster ---------------------------------------------------------------------------------------------------
@@ -332,6 +363,9 @@ def _read_state(path: str, content: bytes, stat: Any) -> PartitionState:
             eligible=tuple(fields["eligible"]),
             directories={int(broker): str(directory) for broker, directory in fields["directories"].items()},
             version=stat.version,
+            replicas=tuple(fields.get("replicas", ())),
+            target=tuple(fields.get("target", ())),
+            throttled_rate=int(fields.get("throttled_rate", 0)),
         )
 
 
@@ -421,8 +455,9 @@ def delete_topic(session: ZooKeeperSession, name: str) -> bytes:
         topic = read_topic(session, name)
         if topic is None or topic.deleted:
             raise UnknownTopic(topic=name)
-        hosts = sorted({broker for replicas in topic.replicas for broker in replicas})
-        note = Create(paths.deleted_topic(topic.topic_id), to_json({"topic": name, "brokers": hosts}))
+        hosts = {broker for replicas in topic.replicas for broker in replicas}
+        hosts |= {broker for number in range(len(topic.replicas)) for broker in topic.replicas_of(number)}
+        note = Create(paths.deleted_topic(topic.topic_id), to_json({"topic": name, "brokers": sorted(hosts)}))
         try:
             session.multi([*_set_topic(topic, deleted=True), note])
         except BadVersion:
@@ -678,6 +713,24 @@ def read_states(
     return states
 
 
+def current_states(session: ZooKeeperSession, wanted: Sequence[str]) -> dict[str, PartitionState]:
+    """The partition states at these paths, as they are now: a server that lags may answer a read with an older state,
+    so it is checked by a write that changes nothing. Those that are missing, cannot be read, or change meanwhile are
+    left out."""
+    found = {path: state for path, state in read_states(session, wanted).items() if isinstance(state, PartitionState)}
+    checks = [Check(path, state.version) for path, state in found.items()]
+    held: set[str] = set()
+    for start in range(0, len(checks), MULTI_MAX):
+        chunk = checks[start : start + MULTI_MAX]
+        for group in (chunk, *([check] for check in chunk)):  # one by one if they do not hold together
+            with suppress(BadVersion, NoNode):
+                session.multi(group)
+                held.update(check.path for check in group)
+                if group is chunk:
+                    break
+    return {path: state for path, state in found.items() if path in held}
+
+
 def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
     """Create those znodes that do not exist, with fewer round trips than `ensure`. Raises NoNode if their parent does
     not exist. The parent is not created, because a topic's znode without content could not be read."""
@@ -695,4 +748,6 @@ def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
 
 
 def _state_content(state: PartitionState) -> bytes:
-    return to_json({name: value for name, value in vars(state).items() if name != "version"})
+    of_moves = {"replicas": state.replicas, "target": state.target, "throttled_rate": state.throttled_rate}
+    fields = {name: value for name, value in vars(state).items() if name != "version" and name not in of_moves}
+    return to_json(fields | {name: value for name, value in of_moves.items() if value})

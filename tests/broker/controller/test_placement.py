@@ -1,4 +1,4 @@
-"""Where the replicas of new partitions go."""
+"""Where the replicas of new partitions go, and those of partitions that are moved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-from broker.controller.placement import place_replicas
-from kafkalog.errors import InvalidReplicationFactor, NoBrokers
+from broker.controller.placement import move_replicas, place_replicas
+from kafkalog.errors import InvalidReplicationFactor, NoBrokers, TooFewBrokers
 
 
 def without_racks(count: int) -> dict[int, str]:
@@ -89,3 +89,76 @@ def test_brokers_without_a_rack_are_not_taken_to_share_one() -> None:
     brokers = {0: "a", 1: "", 2: "", 3: "a"}
     for replicas in place_replicas(brokers, {}, {}, 20, 3):
         assert {1, 2} < set(replicas)
+
+
+# --- moves
+
+
+def moved(
+    current: Sequence[tuple[int, ...]],
+    brokers: Mapping[int, str],
+    factor: int | None = None,
+    *,
+    is_spread: bool = False,
+    leaving: Sequence[int] = (),
+) -> list[tuple[int, ...]]:
+    hosted = Counter(broker for replicas in current for broker in replicas)
+    factors = [len(replicas) if factor is None else factor for replicas in current]
+    found = move_replicas(current, brokers, hosted, factors, is_spread=is_spread, leaving=leaving)
+    assert all(len(set(replicas)) == size for replicas, size in zip(found, factors, strict=True))
+    return found
+
+
+def copies(before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> int:
+    """How many replicas are made."""
+    return sum(len(set(there) - set(here)) for here, there in zip(before, after, strict=True))
+
+
+def test_what_leaves_a_broker_goes_to_those_that_have_least_and_nothing_else_moves() -> None:
+    before = place_replicas(without_racks(4), {}, {}, 12, 3)
+    brokers = {0: "", 1: "", 3: "", 4: ""}
+    after = moved(before, brokers, leaving=[2])
+    for here, there in zip(before, after, strict=True):
+        assert [broker for broker in there if broker in here] == [broker for broker in here if broker != 2]
+    assert copies(before, after) == sum(2 in replicas for replicas in before)
+    assert spread([0, 1, 3, 4], [broker for replicas in after for broker in replicas]) <= 9, "most go to the empty one"
+    assert Counter(broker for replicas in after for broker in replicas)[4] >= 7
+
+
+def test_a_topic_is_spread_over_more_brokers_with_as_few_copies_as_possible() -> None:
+    before = [(0,)] * 6
+    after = moved(before, without_racks(3), is_spread=True)
+    assert Counter(replicas[0] for replicas in after) == {0: 2, 1: 2, 2: 2}
+    assert copies(before, after) == 4
+    assert moved(after, without_racks(3), is_spread=True) == after, "nothing is left to do"
+    wide = moved(place_replicas(without_racks(3), {}, {}, 12, 2), without_racks(4), is_spread=True)
+    assert spread(range(4), [broker for replicas in wide for broker in replicas]) <= 1
+    assert spread(range(4), [replicas[0] for replicas in wide]) <= 1
+    assert copies(place_replicas(without_racks(3), {}, {}, 12, 2), wide) == 6
+
+
+@pytest.mark.parametrize(("racks", "factor"), [("aabb", 2), ("aabbcc", 3), ("aabb", 3), ("ab", 2)])
+def test_moved_replicas_are_on_as_many_racks_as_there_are(racks: str, factor: int) -> None:
+    brokers = dict(enumerate(racks))
+    for before in ([(0,)] * 8, [tuple(range(factor))] * 8):
+        after = moved(before, brokers, factor, is_spread=True)
+        for replicas in after:
+            assert len({brokers[broker] for broker in replicas}) == min(factor, len(set(racks)))
+        assert spread(brokers, [broker for replicas in after for broker in replicas]) <= 2
+    grown = moved([(0,), (3,), (1,)][: len(racks)][:1] * 4, brokers, factor)
+    assert all(len({brokers[broker] for broker in each}) == min(factor, len(set(racks))) for each in grown)
+
+
+def test_more_and_fewer_copies_keep_the_preferred_leader_and_what_is_live() -> None:
+    assert moved([(2,)], without_racks(3), 3) == [(2, 0, 1)]
+    assert moved([(2, 0, 1)], without_racks(3), 1) == [(2,)]
+    assert moved([(2, 0, 1)], {0: "", 1: ""}, 2) == [(0, 1)], "broker 2 is away"
+    assert moved([(2, 0)], {0: "", 1: ""}, 2) == [(2, 0)], "a broker that is away may come back"
+
+
+def test_too_few_brokers_are_refused_with_both_numbers() -> None:
+    sentence = "^a partition with 3 replicas needs as many brokers, and only 2 may be used$"
+    with pytest.raises(TooFewBrokers, match=sentence):
+        moved([(0, 1)], without_racks(2), 3)
+    with pytest.raises(TooFewBrokers):
+        moved([(0, 1, 2)], {0: "", 1: ""}, leaving=[2])
