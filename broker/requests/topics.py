@@ -116,14 +116,14 @@ def alter_topic(request: pb.AlterTopicRequest, host: Host, seconds_left: float) 
             raise UnknownTopic(topic=request.name)
         config = _altered_config(topic.config, request)
         if topic.replicas:
-            _check_min_insync(config, len(topic.replicas[0]))
+            _check_min_insync(config, min(map(len, _assigned(topic))))
         replicas = list(topic.replicas)
         if request.partitions:
             if request.partitions < len(replicas):
                 reason = f"it has {len(replicas)}, and partitions cannot be removed"
                 raise InvalidPartitions(topic=topic.name, partitions=request.partitions, reason=reason)
             _check_count(topic.name, request.partitions, host)
-            replicas += _place(host, request.partitions - len(replicas), len(replicas[0]))
+            replicas += _place(host, request.partitions - len(replicas), len(_assigned(topic)[0]))
         altered = TopicRecord(**{**vars(topic), "config": config, "replicas": replicas})
         if registry.update_topic(host.metadata.session, altered):
             added = range(len(topic.replicas), len(replicas))
@@ -215,14 +215,21 @@ def _check_count(topic: str, count: int, host: Host) -> None:
 
 
 def _place(host: Host, count: int, replication_factor: int) -> list[tuple[int, ...]]:
-    hosted = Counter(
-        broker for topic in host.metadata.topics.values() for replicas in topic.replicas for broker in replicas
-    )
-    led = Counter(replicas[0] for topic in host.metadata.topics.values() for replicas in topic.replicas)
+    assigned = [replicas for topic in host.metadata.topics.values() for replicas in _assigned(topic)]
+    hosted = Counter(broker for replicas in assigned for broker in replicas)
+    led = Counter(replicas[0] for replicas in assigned)
     live = registry.live_brokers(host.metadata.session).values()
     return place_replicas(
         {each.broker_id: each.rack for each in live if not each.stopping}, led, hosted, count, replication_factor
     )
+
+
+def _assigned(topic: TopicRecord) -> list[tuple[int, ...]]:
+    """The replicas of each partition, once it is moved if it is being moved."""
+    return [
+        state.target or topic.replicas_of(number) if (state := topic.states.get(number)) else tuple(replicas)
+        for number, replicas in enumerate(topic.replicas)
+    ]
 
 
 def _check_min_insync(config: Mapping[str, str], replication_factor: int) -> None:
@@ -272,7 +279,7 @@ def _once_opened(
 def _is_ready(topic: TopicRecord, number: int, live: Collection[int]) -> bool:
     """Whether a partition has a leader, and its other live replicas are in sync."""
     state = topic.states.get(number)
-    return state is not None and all(each in state.isr for each in topic.replicas[number] if each in live)
+    return state is not None and all(each in state.isr for each in topic.replicas_of(number) if each in live)
 
 
 def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, with_extents: bool = False) -> None:
@@ -284,11 +291,15 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
     description.config.update(topic.config)
     for name, value in topic_settings(topic).items():
         description.effective[name] = TopicSettings.rows[name].to_text(value)
-    for number, replicas in enumerate(topic.replicas):
+    for number in range(len(topic.replicas)):
         state = topic.states.get(number)
         described = description.partitions.add(partition=number, leader=host.metadata.leader_id(topic, number))
-        described.replicas.extend(replicas)
+        described.replicas.extend(topic.replicas_of(number))
         if state is not None:
+            described.adding.extend(state.adding)
+            described.removing.extend(state.removing)
+            described.target.extend(state.target)
+            described.throttled_rate = state.throttled_rate
             described.leader_epoch = state.leader_epoch
             described.isr.extend(state.isr)
             described.eligible.extend(state.eligible)
@@ -303,3 +314,5 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
             described.extent.start_offset = partition.start_offset  # before the end, which is never before it then
             described.extent.end_offset = partition.readable_end_offset
             described.extent.size_bytes = partition.size_bytes
+            for broker_id in described.adding:
+                described.copies.add(broker_id=broker_id, lacking_bytes=partition.lacking_bytes(broker_id))

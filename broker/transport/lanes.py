@@ -75,7 +75,7 @@ LANES: Mapping[str, LaneOf] = {
     ),
     "leases": LaneOf(("RenewMember",), 8),
     "groups": LaneOf(("AwaitGroup",), 128),
-    "topics": LaneOf(("CreateTopic", "AlterTopic", "DeleteTopic", "RecoverPartitions"), 4),
+    "topics": LaneOf(("CreateTopic", "AlterTopic", "DeleteTopic", "RecoverPartitions", "ReassignPartitions"), 4),
 }
 
 _LANE_OF = {method: name for name, lane in LANES.items() for method in lane.methods}

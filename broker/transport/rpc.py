@@ -29,7 +29,19 @@ from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
-from broker.requests import append, cluster, decisions, fetch, groups, members, offsets, staging, topics, waits
+from broker.requests import (
+    append,
+    cluster,
+    decisions,
+    fetch,
+    groups,
+    members,
+    offsets,
+    reassignments,
+    staging,
+    topics,
+    waits,
+)
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
@@ -46,8 +58,10 @@ from kafkalog.errors import (
     InvalidTopicName,
     KafkalogError,
     RequestTooLarge,
+    TooFewBrokers,
     TooLargeForZooKeeper,
     TopicExists,
+    UnknownBroker,
     UnknownGroup,
     UnknownPartition,
     UnknownSetting,
@@ -89,7 +103,9 @@ _INVALID = (
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
+    TooFewBrokers,
     TooLargeForZooKeeper,
+    UnknownBroker,
     UnknownSetting,
 )
 _MISSING = (UnknownGroup, UnknownTopic, UnknownTopicId, UnknownPartition)
@@ -191,6 +207,9 @@ class BrokerService:
 
     def RecoverPartitions(self, request: broker_pb2.RecoverPartitionsRequest, context: Any) -> Any:
         return topics.recover_partitions(request, self._host, _seconds_left(context))
+
+    def ReassignPartitions(self, request: broker_pb2.ReassignPartitionsRequest, context: Any) -> Any:
+        return reassignments.reassign_partitions(request, self._host, _seconds_left(context))
 
     def DeleteRecords(self, request: broker_pb2.DeleteRecordsRequest, context: Any) -> Any:
         return offsets.delete_records(request, self._host)

@@ -10,6 +10,7 @@ import click
 from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
 from kafkalog.cli.extents import extent_rows, totals
 from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_rows, print_table
+from kafkalog.cli.reassign import reassign
 from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
 from kafkalog.records import TopicPartition
 
@@ -25,7 +26,7 @@ _PARTITION_COLUMNS = [
 
 @click.group(cls=CommandGroup)
 def topics() -> None:
-    """Create, list, describe, alter, delete and recover topics."""
+    """Create, list, describe, alter, move, recover and delete topics."""
 
 
 @topics.command(
@@ -139,7 +140,9 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         print_none(_NO_TOPICS)
     for number, topic in enumerate(found):
         click.echo("\n" * (number > 0) + f"{topic['topic']}  id {topic['topic_id']}")
-        print_table(topic["partitions"], _PARTITION_COLUMNS, spare=("leader_epoch", "start_offset", "size_bytes"))
+        is_moved = any(each["adding"] or each["removing"] for each in topic["partitions"])
+        columns = [*_PARTITION_COLUMNS[:4], *(("adding", "removing") if is_moved else ()), *_PARTITION_COLUMNS[4:]]
+        print_table(topic["partitions"], columns, spare=("leader_epoch", "start_offset", "size_bytes"))
         for partition in topic["partitions"]:
             if partition["error"]:
                 click.echo(f"  {partition['error']}")
@@ -176,6 +179,8 @@ def _replication(partition: PartitionInfo) -> dict[str, Any]:
         "replicas": list(partition.replicas),
         "isr": list(partition.isr),
         "eligible": list(partition.eligible),
+        "adding": list(partition.adding),
+        "removing": list(partition.removing),
     }
 
 
@@ -272,6 +277,9 @@ def recover(
         click.echo(f"{partition} begins anew at offset {offset}; what it held is lost")
     if not begun:
         print_none(f"no partition of {topic} is lost")
+
+
+topics.add_command(reassign)
 
 
 @topics.command(

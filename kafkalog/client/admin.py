@@ -20,6 +20,7 @@ from kafkalog.client.groups import (
     list_groups,
     reset_offsets,
 )
+from kafkalog.client.reassignments import Reassignment, ReassignmentProgress, change, under_way
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -497,6 +498,109 @@ class Admin:
                 found[TopicPartition(name, each.partition)] = each.start_offset
         return dict(sorted(found.items()))
 
+    def reassign(
+        self,
+        topic: str | None = None,
+        partitions: Iterable[int] = (),
+        *,
+        to_brokers: Iterable[int] = (),
+        from_broker: int | None = None,
+        replication_factor: int | None = None,
+        throttled_rate: int = 0,
+        dry_run: bool = False,
+    ) -> list[Reassignment]:
+        """Move partitions to other brokers, or change their number of copies (KIP-455). This only begins it;
+        `reassignments` shows how far it is. Producers and consumers go on meanwhile.
+
+        Args:
+            topic: None: every topic, which needs `from_broker`.
+            partitions: of the topic; none: all.
+            to_brokers: over which the replicas are spread, as evenly as that goes, by rack too. None: a replica stays
+                where it is if it can, and others go to the brokers that have least.
+            from_broker: move only partitions that are on this broker, which may be lost, and all of these off it.
+            replication_factor: copies of each partition; None: as many as there are.
+            throttled_rate: bytes a second that each added broker copies; 0: no limit. Replicas that are in sync are
+                never slowed down.
+            dry_run: change nothing.
+
+        Returns:
+            the partitions that move, or why one does not: ReassignmentInProgress, LeaderNotAvailable.
+
+        Raises:
+            UnknownTopic, UnknownPartition, UnknownBroker: it does not exist, or is not live.
+            TooFewBrokers: a partition needs more brokers than there are.
+            InvalidSetting: min.insync.replicas is larger than the new number of copies.
+        """
+        if topic is None and from_broker is None:
+            raise InvalidArgument(reason="name a topic, or the broker that all topics leave (from_broker)")
+        request = pb.ReassignPartitionsRequest(
+            action=pb.ReassignPartitionsRequest.BEGIN,
+            topic="" if topic is None else arguments.text("topic", topic),
+            partitions=[_number("one of partitions", each) for each in partitions],
+            to_brokers=[_number("one of to_brokers", each) for each in to_brokers],
+            from_broker=None if from_broker is None else _number("from_broker", from_broker),
+            replication_factor=_positive("replication_factor", replication_factor),
+            throttled_rate=_number("throttled_rate", throttled_rate, 1 << 63),
+            dry_run=dry_run,
+        )
+        return change(self._cluster, request)
+
+    def reassignments(self, topic: str | None = None, partitions: Iterable[int] = ()) -> list[ReassignmentProgress]:
+        """The partitions that are being moved, and how far they are.
+
+        Args:
+            topic: None: every topic.
+            partitions: of the topic; none: all.
+
+        Raises:
+            UnknownTopic: it does not exist.
+        """
+        return under_way(self._cluster, topic, [_number("one of partitions", each) for each in partitions])
+
+    def throttle_reassignments(
+        self, throttled_rate: int, topic: str | None = None, partitions: Iterable[int] = (), *, dry_run: bool = False
+    ) -> list[Reassignment]:
+        """Change the rate of moves: bytes a second that each added broker copies; 0: no limit.
+
+        Args:
+            topic, partitions: as for `reassignments`.
+
+        Returns:
+            the partitions that are being moved.
+        """
+        return self._change_moves(pb.ReassignPartitionsRequest.THROTTLE, topic, partitions, throttled_rate, dry_run)
+
+    def cancel_reassignments(
+        self, topic: str | None = None, partitions: Iterable[int] = (), *, dry_run: bool = False
+    ) -> list[Reassignment]:
+        """End moves that are not over: the partitions are where they were before.
+
+        Args:
+            topic, partitions: as for `reassignments`.
+
+        Returns:
+            the partitions that were being moved. ReassignmentNotCancelled is the error of one of which no replica from
+            before is in sync: its acknowledged records would be lost.
+        """
+        return self._change_moves(pb.ReassignPartitionsRequest.CANCEL, topic, partitions, 0, dry_run)
+
+    def _change_moves(
+        self,
+        action: pb.ReassignPartitionsRequest.Action,
+        topic: str | None,
+        partitions: Iterable[int],
+        throttled_rate: int,
+        dry_run: bool,
+    ) -> list[Reassignment]:
+        request = pb.ReassignPartitionsRequest(
+            action=action,
+            topic="" if topic is None else arguments.text("topic", topic),
+            partitions=[_number("one of partitions", each) for each in partitions],
+            throttled_rate=_number("throttled_rate", throttled_rate, 1 << 63),
+            dry_run=dry_run,
+        )
+        return change(self._cluster, request)
+
     def delete_topic(self, name: str) -> tuple[int, ...]:
         """Delete a topic and its records.
 
@@ -655,6 +759,13 @@ def _positive(what: str, number: int | None) -> int:
         return 0
     if not 1 <= arguments.whole_number(what, number) < 1 << 31:
         raise InvalidArgument(reason=f"{what} must be from 1 to 2147483647, not {number}")
+    return number
+
+
+def _number(what: str, number: int, limit: int = 1 << 31) -> int:
+    """A number for the wire, from 0 on."""
+    if not 0 <= arguments.whole_number(what, number) < limit:
+        raise InvalidArgument(reason=f"{what} must be from 0 to {limit - 1}, not {number}")
     return number
 
 

@@ -96,6 +96,8 @@ class PartitionInfo(NamedTuple):
         replicas: the brokers that have a copy, the preferred leader first.
         isr: those of them that are in sync: they have every acknowledged record.
         eligible: replicas outside the isr that may lead too, while the isr is smaller than min.insync.replicas.
+        adding: those of the replicas that are being added by a move (KIP-455).
+        removing: those that it will remove.
     """
 
     partition: int
@@ -104,6 +106,8 @@ class PartitionInfo(NamedTuple):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     eligible: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
     @property
     def has_leader(self) -> bool:
@@ -111,8 +115,8 @@ class PartitionInfo(NamedTuple):
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether some replica is not in sync."""
-        return len(self.isr) < len(self.replicas)
+        """Whether some replica is not in sync; those that are being added do not count."""
+        return any(broker not in self.isr and broker not in self.adding for broker in self.replicas)
 
     def is_offline(self, live: Container[int]) -> bool:
         """Whether no live broker leads it, so that it can be neither read nor written.
@@ -169,6 +173,8 @@ def topic_info(description: pb.TopicDescription) -> TopicInfo:
                 tuple(each.replicas),
                 tuple(each.isr),
                 tuple(each.eligible),
+                tuple(each.adding),
+                tuple(each.removing),
             )
             for each in description.partitions
         ),

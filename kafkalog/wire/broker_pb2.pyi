@@ -110,7 +110,7 @@ class TopicDescription(_message.Message):
     def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ..., version: _Optional[int] = ..., behind: _Optional[bool] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
-    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent", "eligible")
+    __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent", "eligible", "adding", "removing", "target", "throttled_rate", "copies")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,11 @@ class PartitionDescription(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     EXTENT_FIELD_NUMBER: _ClassVar[int]
     ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
+    ADDING_FIELD_NUMBER: _ClassVar[int]
+    REMOVING_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_RATE_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader: int
     leader_epoch: int
@@ -127,7 +132,20 @@ class PartitionDescription(_message.Message):
     error: _dataport_pb2.Error
     extent: PartitionExtent
     eligible: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., extent: _Optional[_Union[PartitionExtent, _Mapping]] = ..., eligible: _Optional[_Iterable[int]] = ...) -> None: ...
+    adding: _containers.RepeatedScalarFieldContainer[int]
+    removing: _containers.RepeatedScalarFieldContainer[int]
+    target: _containers.RepeatedScalarFieldContainer[int]
+    throttled_rate: int
+    copies: _containers.RepeatedCompositeFieldContainer[CopyProgress]
+    def __init__(self, partition: _Optional[int] = ..., leader: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., isr: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., extent: _Optional[_Union[PartitionExtent, _Mapping]] = ..., eligible: _Optional[_Iterable[int]] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., throttled_rate: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[CopyProgress, _Mapping]]] = ...) -> None: ...
+
+class CopyProgress(_message.Message):
+    __slots__ = ("broker_id", "lacking_bytes")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LACKING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    lacking_bytes: int
+    def __init__(self, broker_id: _Optional[int] = ..., lacking_bytes: _Optional[int] = ...) -> None: ...
 
 class PartitionExtent(_message.Message):
     __slots__ = ("start_offset", "end_offset", "size_bytes")
@@ -214,6 +232,54 @@ class RecoveredPartition(_message.Message):
     start_offset: int
     leader_epoch: int
     def __init__(self, partition: _Optional[int] = ..., start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+
+class ReassignPartitionsRequest(_message.Message):
+    __slots__ = ("action", "topic", "partitions", "to_brokers", "from_broker", "replication_factor", "throttled_rate", "dry_run")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        BEGIN: _ClassVar[ReassignPartitionsRequest.Action]
+        THROTTLE: _ClassVar[ReassignPartitionsRequest.Action]
+        CANCEL: _ClassVar[ReassignPartitionsRequest.Action]
+    BEGIN: ReassignPartitionsRequest.Action
+    THROTTLE: ReassignPartitionsRequest.Action
+    CANCEL: ReassignPartitionsRequest.Action
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TO_BROKERS_FIELD_NUMBER: _ClassVar[int]
+    FROM_BROKER_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_RATE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    action: ReassignPartitionsRequest.Action
+    topic: str
+    partitions: _containers.RepeatedScalarFieldContainer[int]
+    to_brokers: _containers.RepeatedScalarFieldContainer[int]
+    from_broker: int
+    replication_factor: int
+    throttled_rate: int
+    dry_run: bool
+    def __init__(self, action: _Optional[_Union[ReassignPartitionsRequest.Action, str]] = ..., topic: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., to_brokers: _Optional[_Iterable[int]] = ..., from_broker: _Optional[int] = ..., replication_factor: _Optional[int] = ..., throttled_rate: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class ReassignPartitionsReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[ReassignedPartition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[ReassignedPartition, _Mapping]]] = ...) -> None: ...
+
+class ReassignedPartition(_message.Message):
+    __slots__ = ("topic", "partition", "replicas", "target", "error")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    target: _containers.RepeatedScalarFieldContainer[int]
+    error: _dataport_pb2.Error
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class DeleteRecordsRequest(_message.Message):
     __slots__ = ("topic_id", "partition", "before_offset")

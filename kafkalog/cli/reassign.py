@@ -1,0 +1,231 @@
+"""`kafkalog topics reassign`: move partitions to other brokers, and show how far they are."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kafkalog.cli.command import Command, bootstrap_option, json_option
+from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_table
+
+if TYPE_CHECKING:
+    from kafkalog.client.admin import Admin
+    from kafkalog.client.reassignments import Reassignment, ReassignmentProgress
+    from kafkalog.records import TopicPartition
+
+_LOOK_SECONDS = 0.5  # brokers notify no client of how far they are
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
+_COLUMNS = ["topic", "partition", "replicas", "target"]
+_STATUS_COLUMNS = [*_COLUMNS, "isr", "size_bytes", "lacking_bytes", "throttled_rate"]
+
+
+def _rate(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """`50MB` as bytes a second."""
+    if text is None:
+        return None
+    found = _RATE.fullmatch(text.strip())
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise click.BadParameter(
+            f"'{text}' is no rate: write bytes a second, such as 50MB or 64KiB", context, parameter
+        )
+    rate = int(float(found[1]) * unit)
+    if rate >= 1 << 63:
+        raise click.BadParameter(f"'{text}' is more than any disk writes", context, parameter)
+    return rate
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+    """`0-3,7` as numbers."""
+    found: list[int] = []
+    for part in text.split(",") if text is not None else ():
+        first, dash, last = (each.strip() for each in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+            raise click.BadParameter(f"expected numbers such as 1,2,3 or 0-3, not '{text}'", context, parameter)
+        if int(last or first) >= 1 << 31:
+            raise click.BadParameter(f"'{part}' is too large", context, parameter)
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+@click.command(
+    "reassign",
+    cls=Command,
+    examples=[
+        ("Spread a topic over three brokers", "kafkalog topics reassign flights --to-brokers 1,2,3"),
+        (
+            "Three copies instead of one, copied at 50 MB a second",
+            "kafkalog topics reassign flights --replication-factor 3 --throttle 50MB",
+        ),
+        ("What replaces a lost broker", "kafkalog topics reassign --from-broker 2"),
+        ("How far all of them are", "kafkalog topics reassign --status"),
+        ("Faster", "kafkalog topics reassign flights --throttle 200MB"),
+        ("Back to where they were", "kafkalog topics reassign flights --cancel"),
+    ],
+)
+@click.argument("topic", required=False)
+@click.option("--partitions", metavar="0-3,7", callback=_numbers, help="Only these partitions of TOPIC.")
+@click.option(
+    "--to-brokers", metavar="1,2,3", callback=_numbers,
+    help="Spread the replicas over these brokers, as evenly as that goes, by rack too.",
+)  # fmt: skip
+@click.option("--from-broker", type=click.IntRange(0), metavar="N",
+              help="Move all replicas off this broker, which may be lost; to --to-brokers, or all others.")  # fmt: skip
+@click.option("--replication-factor", type=click.IntRange(1), help="Copies of each partition; default: as many as now.")
+@click.option("--throttle", metavar="RATE", callback=_rate,
+              help="Bytes a second that each broker copies, such as 50MB; 0: no limit. Alone: of what is being moved. "
+              "Replicas that are in sync are never slowed down.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until everything is moved.")
+@click.option("--status", is_flag=True, help="Only show what is being moved, of TOPIC or all topics.")
+@click.option("--cancel", is_flag=True, help="Leave what is being moved, of TOPIC or all topics, where it was.")
+@bootstrap_option
+@json_option
+def reassign(
+    topic: str | None,
+    partitions: list[int],
+    to_brokers: list[int],
+    from_broker: int | None,
+    replication_factor: int | None,
+    throttle: int | None,
+    dry_run: bool,
+    no_wait: bool,
+    status: bool,
+    cancel: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Move partitions of TOPIC to other brokers, or change their number of copies. Producers and consumers go on. The
+    command waits until everything is moved; Ctrl-C ends the wait and not the move."""
+    moves = bool(to_brokers) or from_broker is not None or replication_factor is not None
+    if partitions and topic is None:
+        raise click.UsageError("--partitions needs a TOPIC")
+    if sum((moves, status, cancel)) > 1:
+        raise click.UsageError("give only one of --status, --cancel, and options that say where to move partitions")
+    if moves and topic is None and from_broker is None:
+        raise click.UsageError("name a TOPIC, or the broker that all topics leave (--from-broker)")
+    if not (moves or status or cancel) and throttle is None:
+        raise click.UsageError("nothing to do: give --to-brokers, --from-broker, --replication-factor, --throttle, "
+                               "--status or --cancel")  # fmt: skip
+    with admin_of(bootstrap) as admin:
+        if status:
+            _show_status(admin.reassignments(topic, partitions), as_json)
+        elif cancel:
+            _show(admin.cancel_reassignments(topic, partitions, dry_run=dry_run), as_json, "back at", _none(topic))
+        elif not moves:
+            assert throttle is not None
+            throttled = admin.throttle_reassignments(throttle, topic, partitions, dry_run=dry_run)
+            _show(throttled, as_json, "going to", _none(topic))
+        else:
+            begun = admin.reassign(
+                topic,
+                partitions,
+                to_brokers=to_brokers,
+                from_broker=from_broker,
+                replication_factor=replication_factor,
+                throttled_rate=throttle or 0,
+                dry_run=dry_run,
+            )
+            moved = [each.partition for each in begun if each.error is None]
+            if moved and not (dry_run or no_wait):
+                _wait(admin, topic, moved)
+            what = "would go to" if dry_run else "going to" if no_wait else "now at"
+            _show(begun, as_json, what, "nothing to do: the partitions are on these brokers already")
+
+
+def _none(topic: str | None) -> str:
+    return f"no partition{'' if topic is None else f' of {topic}'} is being moved"
+
+
+def _show(changed: Sequence[Reassignment], as_json: bool, what: str, none: str) -> None:
+    if as_json:
+        print_json([{**_row(each), "error": None if each.error is None else str(each.error)} for each in changed])
+    elif not changed:
+        print_none(none)
+    else:
+        print_table([{**_row(each), what: each.target} for each in changed if each.error is None],
+                    ["topic", "partition", "replicas", what])  # fmt: skip
+    end_with({each.partition: each.error for each in changed if each.error is not None})
+
+
+def _row(each: Reassignment | ReassignmentProgress) -> dict[str, Any]:
+    topic, number = each.partition
+    return {"topic": topic, "partition": number, "replicas": list(each.replicas), "target": list(each.target)}
+
+
+def _show_status(found: Sequence[ReassignmentProgress], as_json: bool) -> None:
+    rows = [
+        {
+            **_row(each),
+            "adding": list(each.adding),
+            "removing": list(each.removing),
+            "isr": list(each.isr),
+            "size_bytes": each.size_bytes,
+            "lacking_bytes": sum(each.lacking_bytes.values()) if each.size_bytes is not None else None,
+            "throttled_rate": each.throttled_rate or None,
+        }
+        for each in found
+    ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(rows, _STATUS_COLUMNS)
+    else:
+        print_none("no partition is being moved")
+
+
+def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> None:
+    """Wait until some partitions are moved, and show how far they are."""
+    left, sizes = set(moved), dict[Any, int]()
+    try:
+        with _bar(counted(len(moved), "partition")) as show:
+            while True:
+                found = {each.partition: each for each in admin.reassignments(topic)}
+                left &= found.keys()
+                sizes |= {
+                    partition: each.size_bytes * len(each.adding)
+                    for partition, each in found.items()
+                    if partition in moved and each.size_bytes is not None
+                }
+                lacking = sum(sum(found[partition].lacking_bytes.values()) for partition in left)
+                show(max(0, sum(sizes.values()) - lacking), sum(sizes.values()))
+                if not left:
+                    return
+                time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(
+            f"{counted(len(left), 'partition')} still being moved: that goes on without this command; "
+            "`kafkalog topics reassign --status` shows it, and --cancel ends it"
+        )
+        raise
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if that is a terminal; yields `show(copied bytes, all bytes)`."""
+    if not sys.stderr.isatty():
+        yield lambda copied, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = [
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    ]  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"moving {what}", total=None)
+        yield lambda copied, total: bar.update(task, completed=copied, total=total)
