@@ -109,4 +109,8 @@ ADVICE = {
     203: f"{NOTHING} The broker learns of the election within moments.",
     204: f"{NOTHING} The new leader knows once its followers have asked it.",
     205: "Compare the two replicas (`kafkalog log dump`) before you stop one of them or remove its log.",
+    206: "Look at `kafkalog cluster describe`, and name brokers that are live.",
+    207: "Wait until the move is over, or cancel it first.",
+    208: "Wait until a replica from before is in sync again (`kafkalog topics reassign --status`).",
+    209: "Name more brokers, start some, or ask for fewer copies.",
 }

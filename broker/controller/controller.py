@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from broker.config import BrokerSettings
 from broker.controller.election import elect, first_state, prefer
@@ -188,11 +189,15 @@ class Controller:
         live = {broker.broker_id: broker.directory for broker in brokers.values()}
         stopping = {broker.broker_id for broker in brokers.values() if broker.stopping}
         is_same = brokers is self._seen[1]
-        changes = []
-        for name, topic in topics.items():
-            if not (is_same and self._seen[0].get(name) is topic) and _is_replicated(topic):
-                changes += self._changes(topic, live, stopping)
+        looked_at = [
+            topic
+            for name, topic in topics.items()
+            if not (is_same and self._seen[0].get(name) is topic) and _is_replicated(topic)
+        ]
+        changes = [change for topic in looked_at for change in self._changes(topic, live, stopping)]
         self._write(changes, term, "leaders_elected")
+        for topic in looked_at:
+            self._settle(topic, term)
         self._seen = (topics, brokers)
         now = self._clock.monotonic()
         moves = {key for key, at in self._movable.items() if at <= now}
@@ -228,6 +233,19 @@ class Controller:
             else:
                 self._movable.pop(key, None)
         return changes
+
+    def _settle(self, topic: TopicRecord, term: ControllerRecord) -> None:
+        """Write the replicas of a topic of which nothing is moved any more into its znode: a state that is lost is made
+        again by that. If the topic has changed meanwhile, it is looked at again."""
+        states = {number: state for number in topic.states if (state := self._state(topic, number)) is not None}
+        if any(state.target for state in states.values()):
+            return
+        replicas = [
+            states[number].held_by(assigned) if number in states else tuple(assigned)
+            for number, assigned in enumerate(topic.replicas)
+        ]
+        if replicas != list(topic.replicas):
+            registry.update_topic(self._session, replace(topic, replicas=replicas), term.fence)
 
     def _move(self, moves: set[tuple[bytes, int]], can_lead: set[int], term: ControllerRecord) -> None:
         """Give partitions back to their preferred leaders."""

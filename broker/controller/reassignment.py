@@ -8,7 +8,7 @@ no clock.
 
 Each step is one change of the partition's state at the version that was read (rule 6 of docs/REPLICATION.md). Both
 ends keep a part of the in-sync set, and are refused if nothing of it would be left. Every member has all acknowledged
-records, so what stays has them too (rule 13).
+records, so what stays has them too (rule 13). A replica is added in a new leader epoch (rule 14).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _with_targets(
     }
     if not allowed:
         raise NoBrokers()
-    factors = [request.replication_factor or len(move.target or move.replicas) for move in moves]
+    factors = [request.replication_factor or len(move.replicas) for move in moves]
     for move, factor in zip(moves, factors, strict=True):
         least = topic_settings(move.topic).min_insync_replicas
         if factor < min(least, len(move.replicas)):

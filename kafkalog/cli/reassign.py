@@ -185,6 +185,7 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
     """Wait until some partitions are moved, and show how far they are."""
     left, sizes = set(moved), dict[Any, int]()
     try:
+        click.echo(f"moving {counted(len(moved), 'partition')}; Ctrl-C ends this wait and not the move", err=True)
         with _bar(counted(len(moved), "partition")) as show:
             while True:
                 found = {each.partition: each for each in admin.reassignments(topic)}
@@ -201,7 +202,7 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
                 time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(
-            f"{counted(len(left), 'partition')} still being moved: that goes on without this command; "
+            f"{counted(len(left), 'partition')} not moved yet: that goes on without this command; "
             "`kafkalog topics reassign --status` shows it, and --cancel ends it"
         )
         raise

@@ -560,10 +560,13 @@ class Admin:
     def throttle_reassignments(
         self, throttled_rate: int, topic: str | None = None, partitions: Iterable[int] = (), *, dry_run: bool = False
     ) -> list[Reassignment]:
-        """Change the rate of moves: bytes a second that each added broker copies; 0: no limit.
+        """Change the rate of moves.
 
         Args:
-            topic, partitions: as for `reassignments`.
+            throttled_rate: bytes a second that each added broker copies; 0: no limit.
+            topic: None: every topic.
+            partitions: of the topic; none: all.
+            dry_run: change nothing.
 
         Returns:
             the partitions that are being moved.
@@ -576,7 +579,9 @@ class Admin:
         """End moves that are not over: the partitions are where they were before.
 
         Args:
-            topic, partitions: as for `reassignments`.
+            topic: None: every topic.
+            partitions: of the topic; none: all.
+            dry_run: change nothing.
 
         Returns:
             the partitions that were being moved. ReassignmentNotCancelled is the error of one of which no replica from

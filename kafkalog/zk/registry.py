@@ -429,16 +429,16 @@ def _restore_id(session: ZooKeeperSession, topic: TopicRecord) -> bool:
     return True
 
 
-def update_topic(session: ZooKeeperSession, topic: TopicRecord) -> bool:
+def update_topic(session: ZooKeeperSession, topic: TopicRecord, fence: Check | None = None) -> bool:
     """Write a topic's config and partitions. Returns False, and writes nothing, if the topic has changed since it was
-    read."""
+    read, or the fence does not hold."""
     try:
-        session.multi(_set_topic(topic))
+        session.multi([*_set_topic(topic), *([] if fence is None else [fence])])
         return True
     except BadVersion:
         return False
     except NoNode:
-        return _restore_id(session, topic) and update_topic(session, topic)
+        return _restore_id(session, topic) and update_topic(session, topic, fence)
 
 
 def delete_topic(session: ZooKeeperSession, name: str) -> bytes:

@@ -13,9 +13,9 @@ PUBLIC = {
     "Producer": "close flush send send_arrow",
     "Consumer": "arrow_batches assign assignment awaited close commit committed consume failures messages pause paused "
     "poll position resume seek streams subscribe unassign unsubscribe",
-    "Admin": "alter_topic close commit committed create_topic delete_group delete_records delete_topic describe_broker "
-    "describe_cluster describe_controller describe_group describe_topics extents groups list_offsets "
-    "recover_partitions reset_offsets topics unserved",
+    "Admin": "alter_topic cancel_reassignments close commit committed create_topic delete_group delete_records "
+    "delete_topic describe_broker describe_cluster describe_controller describe_group describe_topics extents groups "
+    "list_offsets reassign reassignments recover_partitions reset_offsets throttle_reassignments topics unserved",
     "AtTimestamp": "count from_offset index timestamp_us",
     "KafkalogError": "add_note args code fresh message retriable to_wire with_traceback",
     "Message": "count headers index key offset partition timestamp_us topic value",

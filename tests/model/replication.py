@@ -32,6 +32,9 @@ RULES = {
     "elect_eligible": "a leader is elected from the in-sync set or the eligible replicas only",
     "eligible_below_min": "a replica stays eligible only if it left while the watermark could not move",
     "watermark_after_truncation": "a follower takes the leader's watermark only once its log agrees with the leader's",
+    "removals_keep_in_sync": "a replica is taken away only if an in-sync one stays, and one of those leads",
+    "added_in_new_epoch": "a replica is added in a new leader epoch",
+    "replicas_of_the_state": "the leader takes its replicas from the state that it makes changes from",
 }
 
 
@@ -50,6 +53,8 @@ class World:
     kills: int = 0  # the log stays
     power_losses: int = 0  # any end of the log is lost
     disk_losses: int = 0
+    removals: int = 0  # a replica is taken away, and removes its log
+    additions: int = 0  # one that was taken away is added again
     late: int = 0  # requests that are executed late, and not answered
 
 
@@ -68,8 +73,13 @@ WORLDS = {
     "one that joins amid late fetches": World(insync=2, moves=1, elections=1, joins=1, late=2),
     "lost machines, changes of the set and elections": World(elections=2, shrinks=1, joins=1, power_losses=1),
     "kills, changes of the set and elections": World(elections=2, shrinks=1, joins=1, kills=1),
+    "one that is taken away": World(insync=2, elections=1, removals=1),
+    "one of two that is taken away and added again": World(
+        replicas=2, insync=2, min_insync=1, joins=1, elections=1, removals=1, additions=1
+    ),
+    "one of three that is taken away and added again": World(insync=2, joins=1, elections=1, removals=1, additions=1),
 }
-LARGE_WORLDS = list(WORLDS)[-4:]
+LARGE_WORLDS = [*list(WORLDS)[-7:-3], list(WORLDS)[-1]]
 
 _LOST = "which was acked"
 WITHOUT = {
@@ -85,6 +95,9 @@ WITHOUT = {
     "elect_eligible": ("one that joins", _LOST),
     "eligible_below_min": ("a minimum of one", _LOST),
     "watermark_after_truncation": ("fast elections", "below its watermark"),
+    "removals_keep_in_sync": ("one that is taken away", _LOST),
+    "added_in_new_epoch": ("one of two that is taken away and added again", _LOST),
+    "replicas_of_the_state": ("one of two that is taken away and added again", _LOST),
 }
 """The world in which a rule is missed, and what goes wrong there first."""
 
@@ -95,6 +108,7 @@ class Znode(NamedTuple):
     insync: frozenset[int]
     eligible: frozenset[int]
     version: int
+    held: frozenset[int]  # the replicas
 
 
 class Replica(NamedTuple):
@@ -108,6 +122,7 @@ class Replica(NamedTuple):
     # Of a leader:
     start: int = 0  # its log's end when it began
     insync: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
     joining: frozenset[int] = frozenset()
     version: int = -1  # of the state that it knows
     matched: tuple[tuple[int, int], ...] = ()  # by replica: end, incarnation; -1: has not fetched in this epoch
@@ -129,6 +144,8 @@ class State(NamedTuple):
     kills: int
     power_losses: int
     disk_losses: int
+    removals: int
+    additions: int
     late: int
 
 
@@ -144,9 +161,10 @@ class Model:
     def start(self) -> State:
         world = self.world
         insync = frozenset(range(world.insync))
-        leader = Replica(leads=True, insync=insync, version=0, matched=(NOT_FETCHED,) * world.replicas)
+        held = frozenset(range(world.replicas))
+        leader = Replica(leads=True, insync=insync, held=held, version=0, matched=(NOT_FETCHED,) * world.replicas)
         return State(
-            Znode(0, 0, insync, frozenset(), 0),
+            Znode(0, 0, insync, frozenset(), 0, held),
             (leader, *(Replica() for _ in range(world.replicas - 1))),
             frozenset(),
             frozenset(),
@@ -158,6 +176,8 @@ class Model:
             world.kills,
             world.power_losses,
             world.disk_losses,
+            world.removals,
+            world.additions,
             world.late,
         )
 
@@ -187,6 +207,7 @@ class Model:
             delivered = state._replace(network=state.network - {message})
             yield f"late: {message}", self._arrived(delivered, message)
         yield from self._elect(state)
+        yield from self._reassign(state)
 
     # --- replicas
 
@@ -197,14 +218,19 @@ class Model:
     def _learn(self, state: State, number: int, replica: Replica) -> Iterator[tuple[str, State]]:
         """A replica reads the state."""
         znode = state.znode
-        if znode.epoch > replica.epoch:
+        if number not in znode.held:
+            removed = Replica(incarnation=replica.incarnation, epoch=-1)
+            if replica != removed:
+                yield f"{number} removes its log", self._with(state, number, removed)
+        elif znode.epoch > replica.epoch:
             learned = replica._replace(epoch=znode.epoch, leads=False, version=-1, matched=())
-            learned = learned._replace(start=0, insync=frozenset(), joining=frozenset())
+            learned = learned._replace(start=0, insync=frozenset(), held=frozenset(), joining=frozenset())
             if znode.leader == number:
                 learned = learned._replace(
                     leads=True,
                     start=len(replica.log),
                     insync=znode.insync,
+                    held=znode.held,
                     version=znode.version,
                     matched=(NOT_FETCHED,) * self.world.replicas,
                 )
@@ -213,6 +239,8 @@ class Model:
                 yield f"{number} follows", self._with(state, number, learned)
         elif replica.leads and znode.epoch == replica.epoch and znode.version > replica.version:
             learned = replica._replace(insync=znode.insync, version=znode.version, joining=frozenset())
+            if self.has("replicas_of_the_state"):
+                learned = learned._replace(held=znode.held)
             yield f"{number} learns the set", self._advanced(state, number, learned)
 
     def _advanced(self, state: State, number: int, leader: Replica) -> State:
@@ -234,7 +262,7 @@ class Model:
                 change = ("set", number, leader.epoch, leader.version, leader.insync - {other}, -1, -1)
                 asking = state._replace(shrinks=state.shrinks - 1)
                 yield from self._asked(f"{number} shrinks", asking, change)
-        for other in frozenset(range(self.world.replicas)) - leader.insync:
+        for other in leader.held - leader.insync:
             end, incarnation = leader.matched[other]
             enough = max(leader.watermark, leader.start if self.has("join_at_epoch_start") else 0)
             if len(leader.insync) < self.world.min_insync:
@@ -314,7 +342,8 @@ class Model:
                 if is_answered and cut < watermark:
                     raise Violation(f"{number} cuts its log to {cut}, below its watermark {watermark}")
             else:
-                matched = (*leader.matched[:number], (offset, incarnation), *leader.matched[number + 1 :])
+                said = (offset, incarnation) if number in leader.held else leader.matched[number]
+                matched = (*leader.matched[:number], said, *leader.matched[number + 1 :])
                 state = self._advanced(state, leader_number, leader._replace(matched=matched))
                 log, watermark = replica.log + leader.log[offset:], state.replicas[leader_number].watermark
             if is_answered:
@@ -347,7 +376,7 @@ class Model:
         others = {number for number, replica in enumerate(state.replicas) if replica.is_up} - {znode.leader}
         candidates = (znode.insync & others) or (znode.eligible & others)
         if not self.has("elect_eligible"):
-            candidates = frozenset(others)
+            candidates = frozenset(others) & znode.held
         for number in candidates:
             if state.elections:
                 after = state._replace(elections=state.elections - 1)
@@ -355,6 +384,25 @@ class Model:
             if state.moves and number in znode.insync:
                 after = state._replace(moves=state.moves - 1)
                 yield f"{number} takes over", self._led_by(after, number, znode.insync)
+
+    def _reassign(self, state: State) -> Iterator[tuple[str, State]]:
+        """The end of a move takes a replica away, and the beginning of another one adds it again."""
+        znode = state.znode
+        for number in znode.held if state.removals else ():
+            stays, insync = znode.held - {number}, znode.insync - {number}
+            after = state._replace(removals=state.removals - 1)
+            leaders = {znode.leader} & stays or (insync if self.has("removals_keep_in_sync") else stays)
+            for leader in leaders if insync or not self.has("removals_keep_in_sync") else ():
+                kept = self._with_set(znode, insync or frozenset({leader}), leader)
+                kept = kept._replace(
+                    held=stays, eligible=kept.eligible - {number}, epoch=znode.epoch + (leader != znode.leader)
+                )
+                yield f"{number} is taken away and {leader} leads", after._replace(znode=kept)
+        for number in frozenset(range(self.world.replicas)) - znode.held if state.additions else frozenset():
+            added = znode._replace(held=znode.held | {number}, version=znode.version + 1)
+            if self.has("added_in_new_epoch"):
+                added = added._replace(epoch=znode.epoch + 1)
+            yield f"{number} is added", state._replace(znode=added, additions=state.additions - 1)
 
     def _led_by(self, state: State, number: int, insync: frozenset[int]) -> State:
         znode = self._with_set(state.znode, insync, number)

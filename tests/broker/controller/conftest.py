@@ -110,7 +110,7 @@ class Side:
 
 
 def _without_version(state: PartitionState | None) -> tuple[object, ...] | None:
-    return None if state is None else (state.leader, state.leader_epoch, state.isr, state.eligible, state.directories)
+    return None if state is None else tuple(value for name, value in vars(state).items() if name != "version")
 
 
 @pytest.fixture

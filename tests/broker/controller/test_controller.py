@@ -403,3 +403,44 @@ def wake(side: Side) -> None:
 
 
 # --- a broker that may have lost writes
+
+
+# --- moves
+
+
+def test_a_move_is_finished_by_whichever_controller_there_is_and_the_topic_gets_the_replicas(
+    new_side: NewSide, register: Register
+) -> None:
+    first, second = new_side(5), new_side(6)
+    first.until_elected()
+    brokers = [register(broker_id) for broker_id in REPLICAS]
+    moving = PartitionState(0, 1, (0, 1), (), {0: "disk-0", 1: "disk-1"}, 0, (0, 1), (1, 2), 7)
+    first.new_topic([(0, 1), (0, 1)], moving)
+    first.until(lambda: first.state("t", 1) == moving)
+    first.controller.stop()
+    second.until_elected()
+    topic = registry.read_topic(second.session, "t")
+    assert topic is not None
+    joined = replace(moving, isr=(0, 1, 2), directories=DISKS)
+    registry.write_states(second.session, topic, {0: joined})
+    done = PartitionState(1, 2, (1, 2), (), {1: "disk-1", 2: "disk-2"}, 0, (1, 2))
+    second.until_state("t", done)
+    assert second.state("t", 1) == moving
+    found = registry.read_topic(second.session, "t")
+    assert found is not None
+    assert (found.replicas, found.replicas_of(0)) == ([(0, 1), (0, 1)], (1, 2)), "written once all moves are over"
+    registry.write_states(second.session, found, {1: joined})
+    second.until_state("t", done, 1)
+    second.until(lambda: second.metadata.topics["t"].replicas == [(1, 2), (1, 2)])
+    brokers[1].close()
+    second.until_state("t", PartitionState(2, 3, (2,), (), done.directories, 0, (1, 2)), 1)
+
+
+def test_one_copy_that_nobody_leads_after_a_cancelled_move_is_led_once_its_broker_is_back(
+    side: Side, register: Register
+) -> None:
+    cancelled = PartitionState(-1, 3, (0,), (), {0: "disk-0"}, 0, (0,))
+    side.new_topic([(0,)], cancelled)
+    side.until(lambda: side.state("t") == cancelled)
+    register(0)
+    side.until_state("t", replace(cancelled, leader=0, leader_epoch=4))

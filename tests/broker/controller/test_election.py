@@ -182,7 +182,7 @@ def test_the_sets_change_as_in_the_model(min_insync: int) -> None:
             continue  # which the model does not reach
         if state.leader < 0 or not state.directories:
             continue
-        znode = Znode(state.leader, 7, frozenset(state.isr), frozenset(state.eligible), 3)
+        znode = Znode(state.leader, 7, frozenset(state.isr), frozenset(state.eligible), 3, frozenset(ASSIGNMENT))
         for broker in set(ASSIGNMENT) - {state.leader}:
             if broker in state.isr:
                 left = leave(state, (broker,), min_insync)

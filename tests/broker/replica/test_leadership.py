@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from broker.replica.leadership import Joining, Leadership, Pulse
 from kafkalog.zk.registry import PartitionState
 
@@ -155,3 +157,34 @@ def test_a_partition_with_one_replica_waits_for_nobody() -> None:
     assert alone.is_alone
     assert alone.watermark == 10
     assert not leading(0).is_alone
+
+
+def test_a_replica_that_was_removed_does_not_join_by_a_state_that_is_newer_than_the_assignment() -> None:
+    """The state comes with the refusal of a change, before the topic's news."""
+    leadership = leading(0, 1, 2)
+    leadership.adopt(replace(state(0, 1, 2, version=2), replicas=(0, 1, 2), target=(0, 1)))
+    for broker in (1, 2):
+        fetched(leadership, broker, 10, 10)
+    assert leadership.adopt(replace(state(0, 1, version=3), replicas=(0, 1)))
+    assert leadership.replicas == (0, 1)
+    assert not fetched(leadership, 2, 10, 10)
+    assert joining(leadership, 10) == []
+    leadership.configure(ALL, 2)
+    assert leadership.replicas == (0, 1), "the state counts, not the topic's znode"
+
+
+def test_a_follower_holds_no_ack_until_it_may_join() -> None:
+    leadership = leading(0, 1, min_insync=1)
+    leadership.adopt(replace(state(0, 1, version=2), replicas=(0, 1), target=(0, 2)))
+    assert not leadership.holds_no_ack(1, 10, 0), "it is in the set"
+    assert leadership.holds_no_ack(2, 10, 0)
+    fetched(leadership, 1, 10, 10)
+    fetched(leadership, 2, 5, 10)
+    leadership.advance(10, 0)
+    assert (leadership.holds_no_ack(2, 10, 0), leadership.end_of(2)) == (True, 5)
+    fetched(leadership, 2, 10, 10)
+    assert not leadership.holds_no_ack(2, 10, 0)
+    [asked] = joining(leadership, 10)
+    leadership.asked_to_join(asked)
+    fetched(leadership, 2, 10, 20)
+    assert not leadership.holds_no_ack(2, 20, 0), "the watermark counts it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -188,3 +189,32 @@ def test_states_are_created_and_changed_together_and_deleted_topics_left_out(clu
     assert set(changed) == {(kept.topic_id, number) for number in range(3)}
     assert states(cluster, kept) == [replace(LED_BY_1, version=1)] * 2 + [first]
     assert cluster.exists(paths.topic("gone")) is None
+
+
+def test_a_state_names_replicas_and_target_only_once_the_partition_was_moved(cluster: ZooKeeperSession) -> None:
+    topic = new_topic(cluster, 2)
+    moved = replace(STATE, replicas=(1, 2), target=(2, 3), throttled_rate=50)
+    change_states(cluster, [StateChange(topic, 1, topic.states[1], moved)])
+    contents = [json.loads(cluster.get(paths.partition_state("t", topic.topic_id, number))[0]) for number in (0, 1)]
+    assert contents[0].keys() == {"leader", "leader_epoch", "isr", "eligible", "directories"}
+    assert contents[1] == contents[0] | {"replicas": [1, 2], "target": [2, 3], "throttled_rate": 50}
+    found = registry.read_topic(cluster, "t")
+    assert found is not None
+    assert found.states[1] == replace(moved, version=1)
+    assert [found.replicas_of(number) for number in (0, 1)] == [(0, 1, 2), (1, 2, 3)]
+    assert found.preferred_leader(1) == 1
+
+
+def test_states_that_are_read_are_checked_to_be_the_current_ones(
+    cluster: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that lags answers a read with what was there before."""
+    topic = new_topic(cluster, 3)
+    where = [paths.partition_state("t", topic.topic_id, number) for number in range(4)]
+    assert registry.current_states(cluster, where) == dict.fromkeys(where[:3], STATE)
+    seen = registry.read_states(cluster, where)
+    change_states(cluster, [StateChange(topic, 1, topic.states[1], LED_BY_1)])
+    monkeypatch.setattr(registry, "read_states", lambda *_: seen)
+    assert registry.current_states(cluster, where) == {where[0]: STATE, where[2]: STATE}
+    monkeypatch.undo()
+    assert registry.current_states(cluster, where)[where[1]] == replace(LED_BY_1, version=1)
