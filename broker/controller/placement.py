@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -66,104 +67,98 @@ def place_replicas(
 
 def move_replicas(
     current: Sequence[tuple[int, ...]],
-    brokers: Mapping[int, str],
+    racks: Mapping[int, str],
+    allowed: Collection[int],
     hosted: Mapping[int, int],
     factors: Sequence[int],
     is_spread: bool,
     leaving: Collection[int] = (),
 ) -> list[tuple[int, ...]]:
-    """Choose the brokers of partitions that are moved, with as few copies as possible. Kept replicas keep their order.
+    """Choose the brokers of partitions that are moved, with as few copies as possible. Replicas that stay keep their
+    order.
 
     Args:
         current: the replicas of each partition.
-        brokers: rack by id of each broker that may get replicas; "": a rack of its own.
+        racks: rack by id of each live broker; "": a rack of its own.
+        allowed: those of them that may get replicas.
         hosted: number of replicas by broker id, in the whole cluster.
         factors: how many replicas each partition is to have.
-        is_spread: whether these partitions end on these brokers alone, as evenly as that goes. Otherwise a replica
-            stays where it is.
+        is_spread: whether these partitions end on the allowed brokers alone, as evenly as that goes. Otherwise a
+            replica stays where it is.
         leaving: brokers that keep none.
 
     Raises:
         TooFewBrokers: there are fewer brokers than replicas of a partition.
     """
     targets = [
-        [broker for broker in replicas if broker not in leaving and (broker in brokers or not is_spread)]
+        [broker for broker in replicas if broker not in leaving and (broker in allowed or not is_spread)]
         for replicas in current
     ]
     for target, factor in zip(targets, factors, strict=True):
-        there = len({*target, *brokers})
+        there = len({*target, *allowed})
         if factor > there:
             raise TooFewBrokers(replication_factor=factor, brokers=there)
-    counts = Counter(broker for target in targets for broker in target)
-
-    def weight(broker: int) -> tuple[bool, int, int, int]:
-        """The broker from which a replica goes first has the most."""
-        return broker not in brokers, counts[broker], hosted.get(broker, 0), broker
-
+    # How many replicas a broker has: of these partitions if they are spread, else of all.
+    loads = Counter(broker for target in targets for broker in target) if is_spread else Counter(hosted)
     for target, factor in zip(targets, factors, strict=True):
         while len(target) > factor:
-            racks = Counter(brokers.get(broker, "") for broker in target)
-            others = target[1:] if target[0] in brokers else target  # its preferred leader stays
-            goes = max(others, key=lambda each: (weight(each)[0], _shares(racks, brokers, each), weight(each)))
-            target.remove(goes)
-            counts[goes] -= 1
+            others = target[1:] if target[0] in racks else target  # its preferred leader stays
+            _take(
+                target,
+                max(others, key=lambda each: (each not in racks, _beside(target, racks, each), loads[each], each)),
+                loads,
+            )
     if is_spread:
-        _release(targets, factors, brokers, counts)
-    most = -(-sum(factors) // len(brokers)) if is_spread else sum(factors)
+        _release(targets, factors, {broker: racks[broker] for broker in allowed}, loads)
+    most = -(-sum(factors) // len(allowed)) if is_spread else math.inf
     for target, factor in zip(targets, factors, strict=True):
         while len(target) < factor:
-            racks = Counter(brokers.get(broker, "") for broker in target)
-            comes = min(
-                (broker for broker in brokers if broker not in target),
-                key=lambda each: (
-                    _shares(racks, brokers, each),
-                    counts[each] >= most,
-                    *((counts[each], hosted.get(each, 0)) if is_spread else (hosted.get(each, 0) + counts[each],)),
-                    each,
-                ),
+            least = min(
+                (broker for broker in sorted(allowed) if broker not in target),
+                key=lambda each: (_beside(target, racks, each), loads[each] >= most, loads[each], hosted.get(each, 0)),
             )
-            target.append(comes)
-            counts[comes] += 1
-    return _with_leaders_spread(targets, brokers) if is_spread else [tuple(target) for target in targets]
+            target.append(least)
+            loads[least] += 1
+    return _led_evenly(targets, allowed) if is_spread else [tuple(target) for target in targets]
 
 
-def _shares(racks: Counter[str], brokers: Mapping[int, str], broker: int) -> int:
-    """How many replicas are on the rack of a broker; none are if it has no rack."""
-    rack = brokers.get(broker, "")
-    return racks[rack] if rack else 0
+def _beside(target: Sequence[int], racks: Mapping[int, str], broker: int) -> int:
+    """How many replicas of a partition are on other brokers of a broker's rack."""
+    rack = racks.get(broker)
+    return sum(racks.get(each) == rack for each in target if each != broker) if rack else 0
+
+
+def _take(target: list[int], broker: int, loads: Counter[int]) -> None:
+    target.remove(broker)
+    loads[broker] -= 1
 
 
 def _release(
-    targets: Sequence[list[int]], factors: Sequence[int], brokers: Mapping[int, str], counts: Counter[int]
+    targets: Sequence[list[int]], factors: Sequence[int], racks: Mapping[int, str], loads: Counter[int]
 ) -> None:
-    """Take replicas that have to move from where they are too many: on one rack, or on one broker."""
-    racks_there = len({rack or broker for broker, rack in brokers.items()})
+    """Take replicas from where they are too many: on one rack, or on one broker."""
+    racks_there = len({rack or broker for broker, rack in racks.items()})
     for target, factor in zip(targets, factors, strict=True):
-        most_of_rack = -(-factor // racks_there)
-        racks = Counter(brokers[broker] for broker in target)
         for broker in reversed(list(target)):
-            if brokers[broker] and racks[brokers[broker]] > most_of_rack:
-                racks[brokers[broker]] -= 1
-                target.remove(broker)
-                counts[broker] -= 1
-    least, rest = divmod(sum(factors), len(brokers))
-    by_count = sorted(brokers, key=lambda broker: -counts[broker])
-    quotas = {broker: least + (place < rest) for place, broker in enumerate(by_count)}
+            if 1 + _beside(target, racks, broker) > -(-factor // racks_there):
+                _take(target, broker, loads)
+    least, rest = divmod(sum(factors), len(racks))
+    by_load = sorted(racks, key=lambda broker: -loads[broker])
+    quotas = {broker: least + (place < rest) for place, broker in enumerate(by_load)}
     for _ in range(max(factors, default=0)):  # one of a partition at a time: a new broker takes one of each at most
         for target in reversed(targets):
-            over = max(target, key=lambda broker: (counts[broker] - quotas[broker], broker), default=None)
-            if over is not None and counts[over] > quotas[over]:
-                target.remove(over)
-                counts[over] -= 1
+            fullest = max(target, key=lambda broker: (loads[broker] - quotas[broker], broker), default=None)
+            if fullest is not None and loads[fullest] > quotas[fullest]:
+                _take(target, fullest, loads)
 
 
-def _with_leaders_spread(targets: Sequence[list[int]], brokers: Mapping[int, str]) -> list[tuple[int, ...]]:
+def _led_evenly(targets: Sequence[list[int]], brokers: Collection[int]) -> list[tuple[int, ...]]:
     """The targets, each with a preferred leader in front, so that all brokers lead about as many."""
     most = -(-len(targets) // len(brokers))
     leads: Counter[int] = Counter()
-    moved = []
+    led = []
     for target in targets:
         leader = target[0] if leads[target[0]] < most else min(target, key=lambda broker: leads[broker])
         leads[leader] += 1
-        moved.append((leader, *(broker for broker in target if broker != leader)))
-    return moved
+        led.append((leader, *(broker for broker in target if broker != leader)))
+    return led

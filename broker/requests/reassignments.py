@@ -15,6 +15,7 @@ from broker.replica.host import Host
 from broker.replica.metadata import topic_settings
 from kafkalog.errors import (
     BrokerBusy,
+    InvalidRequest,
     InvalidSetting,
     KafkalogError,
     LeaderNotAvailable,
@@ -68,8 +69,8 @@ def reassign_partitions(
 
     Raises:
         UnknownTopic, UnknownPartition: of those that are named.
-        UnknownBroker, NoBrokers, TooFewBrokers, InvalidSetting: the brokers or the number of replicas are
-            not possible; nothing was changed.
+        UnknownBroker, NoBrokers, TooFewBrokers, InvalidSetting: the brokers or the number of replicas are not possible;
+            nothing was changed.
     """
     moves = _named(request, host)
     live = registry.live_brokers(host.metadata.session)
@@ -123,16 +124,16 @@ def reassign_partitions(
 
 
 def _named(request: pb.ReassignPartitionsRequest, host: Host) -> list[_Move]:
-    """The partitions that a request is about, each with its target if it is being moved."""
-    if not request.topic:
-        topics = list(host.metadata.topics.values())
-    else:
-        topic = (
-            registry.read_topic(host.metadata.session, request.topic) if paths.is_valid_name(request.topic) else None
-        )
-        if topic is None or topic.deleted:
-            raise UnknownTopic(topic=request.topic)
-        topics = [topic]
+    """The partitions that a request is about, each with its target if it is being moved. They are read anew: what this
+    broker knows may be from before a request to another one."""
+    if request.partitions and not request.topic:
+        raise InvalidRequest(reason="partitions are named without a topic")
+    names = [request.topic] if request.topic else list(host.metadata.topics)
+    read = [registry.read_topic(host.metadata.session, name) if paths.is_valid_name(name) else None for name in names]
+    topics = [topic for topic in read if topic is not None and not topic.deleted]
+    if request.topic and not topics:
+        raise UnknownTopic(topic=request.topic)
+    for topic in topics:
         for number in request.partitions:
             if number >= len(topic.replicas):
                 raise UnknownPartition(topic=topic.name, partition=number, partitions=len(topic.replicas))
@@ -157,11 +158,7 @@ def _with_targets(
     moves = [move for move in moves if not leaving or request.from_broker in (move.target or move.replicas)]
     if leaving and not moves and request.from_broker not in racks:
         raise UnknownBroker(broker_id=request.from_broker, brokers=sorted(racks))
-    allowed = {
-        broker_id: rack
-        for broker_id, rack in racks.items()
-        if broker_id not in leaving and (not request.to_brokers or broker_id in request.to_brokers)
-    }
+    allowed = [each for each in request.to_brokers or racks if each not in leaving]
     if not allowed:
         raise NoBrokers()
     factors = [request.replication_factor or len(move.replicas) for move in moves]
@@ -176,7 +173,7 @@ def _with_targets(
     )
     is_spread = bool(request.to_brokers) and not leaving
     targets = move_replicas(
-        [move.replicas for move in moves], allowed, hosted, factors, is_spread=is_spread, leaving=leaving
+        [move.replicas for move in moves], racks, set(allowed), hosted, factors, is_spread=is_spread, leaving=leaving
     )
     moved = [replace(move, target=target) for move, target in zip(moves, targets, strict=True)]
     return [move for move in moved if move.target != move.replicas or (move.state is not None and move.state.target)]

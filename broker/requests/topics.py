@@ -52,18 +52,19 @@ def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDe
     reply = pb.TopicDescriptions()
     if not request.names and not request.ids:
         for topic in host.metadata.topics.values():
-            _describe(topic, host, reply.topics.add(), request.extents)
+            if not request.moving or any(state.target for state in topic.states.values()):
+                _describe(topic, host, reply.topics.add(), request.extents, request.moving)
     for name in request.names:
         described = reply.topics.add()
         try:
-            _describe(_topic(name, host), host, described, request.extents)
+            _describe(_topic(name, host), host, described, request.extents, request.moving)
         except KafkalogError as error:
             described.name = name
             described.error.CopyFrom(error_to_wire(error))
     for topic_id in request.ids:
         described = reply.topics.add()
         try:
-            _describe(host.metadata.topic_by_id(topic_id), host, described, request.extents)
+            _describe(host.metadata.topic_by_id(topic_id), host, described, request.extents, request.moving)
         except KafkalogError as error:
             described.topic_id = topic_id
             described.error.CopyFrom(error_to_wire(error))
@@ -116,7 +117,7 @@ def alter_topic(request: pb.AlterTopicRequest, host: Host, seconds_left: float) 
             raise UnknownTopic(topic=request.name)
         config = _altered_config(topic.config, request)
         if topic.replicas:
-            _check_min_insync(config, min(map(len, _assigned(topic))))
+            _check_min_insync(config, _fewest_replicas(topic))
         replicas = list(topic.replicas)
         if request.partitions:
             if request.partitions < len(replicas):
@@ -232,6 +233,12 @@ def _assigned(topic: TopicRecord) -> list[tuple[int, ...]]:
     ]
 
 
+def _fewest_replicas(topic: TopicRecord) -> int:
+    """How many replicas every partition has, also if it is moved, or the move is cancelled."""
+    before = [state.replicas for state in topic.states.values() if state.target]
+    return min(map(len, [*_assigned(topic), *before]))
+
+
 def _check_min_insync(config: Mapping[str, str], replication_factor: int) -> None:
     """Raises InvalidSetting: acks=all could never be given, and nothing be read."""
     least = int(config.get(_MIN_INSYNC, 1))
@@ -282,7 +289,13 @@ def _is_ready(topic: TopicRecord, number: int, live: Collection[int]) -> bool:
     return state is not None and all(each in state.isr for each in topic.replicas_of(number) if each in live)
 
 
-def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, with_extents: bool = False) -> None:
+def _describe(
+    topic: TopicRecord,
+    host: Host,
+    description: pb.TopicDescription,
+    with_extents: bool = False,
+    only_moving: bool = False,
+) -> None:
     description.name = topic.name
     description.topic_id = topic.topic_id
     description.created_us = topic.created_us
@@ -293,6 +306,8 @@ def _describe(topic: TopicRecord, host: Host, description: pb.TopicDescription, 
         description.effective[name] = TopicSettings.rows[name].to_text(value)
     for number in range(len(topic.replicas)):
         state = topic.states.get(number)
+        if only_moving and (state is None or not state.target):
+            continue
         described = description.partitions.add(partition=number, leader=host.metadata.leader_id(topic, number))
         described.replicas.extend(topic.replicas_of(number))
         if state is not None:

@@ -64,10 +64,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
             "Three copies instead of one, copied at 50 MB a second",
             "kafkalog topics reassign flights --replication-factor 3 --throttle 50MB",
         ),
-        ("What replaces a lost broker", "kafkalog topics reassign --from-broker 2"),
-        ("How far all of them are", "kafkalog topics reassign --status"),
-        ("Faster", "kafkalog topics reassign flights --throttle 200MB"),
-        ("Back to where they were", "kafkalog topics reassign flights --cancel"),
+        ("Move everything off a lost broker", "kafkalog topics reassign --from-broker 2"),
+        ("Show how far all moves are", "kafkalog topics reassign --status"),
+        ("Raise the rate of a move", "kafkalog topics reassign flights --throttle 200MB"),
+        ("Cancel a move", "kafkalog topics reassign flights --cancel"),
     ],
 )
 @click.argument("topic", required=False)

@@ -71,7 +71,7 @@ def change(cluster: Cluster, request: pb.ReassignPartitionsRequest) -> list[Reas
 
 def under_way(cluster: Cluster, topic: str | None, partitions: Iterable[int]) -> list[ReassignmentProgress]:
     """The partitions that are being moved, as far as any live broker knows. Sends one request to each."""
-    request = pb.DescribeTopicsRequest(names=[] if topic is None else [topic], extents=True)
+    request = pb.DescribeTopicsRequest(names=[] if topic is None else [topic], extents=True, moving=True)
     wanted, found = set(partitions), dict[TopicPartition, ReassignmentProgress]()
     live = [broker.broker_id for broker in cluster.describe().brokers]
     for reply in cluster.call_each("DescribeTopics", request, live).values():

@@ -58,14 +58,16 @@ class BrokerDescription(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., host: _Optional[str] = ..., grpc_port: _Optional[int] = ..., data_port: _Optional[int] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class DescribeTopicsRequest(_message.Message):
-    __slots__ = ("names", "ids", "extents")
+    __slots__ = ("names", "ids", "extents", "moving")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     ids: _containers.RepeatedScalarFieldContainer[bytes]
     extents: bool
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ..., extents: _Optional[bool] = ...) -> None: ...
+    moving: bool
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ..., extents: _Optional[bool] = ..., moving: _Optional[bool] = ...) -> None: ...
 
 class TopicDescriptions(_message.Message):
     __slots__ = ("topics",)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.chaos import coverage
-from tests.chaos.plan import KINDS, LOSSES, Plan, plan
+from tests.chaos.plan import KINDS, LOSSES, MOVES, Plan, plan
 from tests.chaos.run import run
 
 
@@ -27,7 +27,7 @@ class Arguments(NamedTuple):
 def parsed(given: Sequence[str]) -> Arguments:
     """The plans of the command line. Ends the process if it is wrong."""
     parser = argparse.ArgumentParser(prog="./run chaos", description=__doc__)
-    kinds, losses = ", ".join(KINDS), ", ".join(LOSSES)
+    kinds, losses = ", ".join(KINDS), ", ".join((*LOSSES, *MOVES))
     parser.add_argument("--seeds", default="1,2,3", help="numbers with commas between, or ranges: 1-20 (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60, help="that the faults of a seed take (%(default)s)")
     parser.add_argument("--replication-factor", type=int, default=1, help="of the topic (%(default)s)")
@@ -36,7 +36,7 @@ def parsed(given: Sequence[str]) -> Arguments:
     parser.add_argument("--require", help="situations that the seeds together have to reach, instead of the usual ones")
     arguments = parser.parse_args(given)
     chosen = _names(arguments.kinds)
-    if unknown := set(chosen) - {*KINDS, *LOSSES}:
+    if unknown := set(chosen) - {*KINDS, *LOSSES, *MOVES}:
         parser.error(f"there are no faults {', '.join(sorted(unknown))}")
     factor = arguments.replication_factor
     required = coverage.REQUIRED_REPLICATED if factor > 1 else coverage.REQUIRED

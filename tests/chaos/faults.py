@@ -12,7 +12,7 @@ from kafkalog.client.cluster import PartitionInfo
 from kafkalog.errors import KafkalogError
 from kafkalog.wire import broker_pb2 as pb
 from tests.chaos.network import ANSWERS, REQUESTS, Weather
-from tests.chaos.plan import LOSSES, TOPIC, Fault
+from tests.chaos.plan import LOSSES, MOVES, TOPIC, Fault
 from tests.chaos.servers import Server, Servers
 
 _ALL = -1  # in place of a broker's id
@@ -62,6 +62,9 @@ class Faults:
     def _strike(self, fault: Fault) -> str | None:
         if fault.kind in self._clients:
             self._clients[fault.kind]()
+        elif fault.kind in MOVES:
+            if not self._move(fault):
+                return None
         elif fault.kind in _OF_ALL:
             if (fault.kind, _ALL) in self._now or not _OF_ALL[fault.kind](self._servers):
                 return None
@@ -107,6 +110,18 @@ class Faults:
             for each, same in zip(topic.partitions, topics[0].partitions, strict=True)
         )
 
+    def _move(self, fault: Fault) -> bool:
+        """Begin to move a partition off a broker, or cancel its move if there is one. Returns whether that was done."""
+        try:
+            if self._admin.reassignments(TOPIC, [fault.partition]):
+                changed = self._admin.cancel_reassignments(TOPIC, [fault.partition])
+            else:
+                broker_id = self._target(fault).broker_id
+                changed = self._admin.reassign(TOPIC, [fault.partition], from_broker=broker_id)
+        except KafkalogError:
+            return False
+        return any(each.error is None for each in changed)
+
     def _target(self, fault: Fault) -> Server:
         known = {each.partition: each for each in self.partitions()}
         brokers = self._servers.brokers
@@ -132,8 +147,9 @@ class Faults:
         """
         wanted = []
         for each in self.partitions():
-            well = [broker for broker in each.replicas if broker not in self.struck]
-            if len(well) * 2 > len(each.replicas):
+            replicas = [broker for broker in each.replicas if broker not in each.adding]
+            well = [broker for broker in replicas if broker not in self.struck]
+            if len(well) * 2 > len(replicas):
                 wanted.append(each.partition)
         return wanted
 

@@ -30,6 +30,8 @@ KINDS = (*PROCESS, *NETWORK, *SHARED, *CLIENTS)
 LOSSES = ("lose power", "lose disk")
 """Faults that lose what one broker had: what was not synced, or all. They happen while all replicas are in sync, so
 where there are three no acknowledged record is lost by them. Elsewhere no seed has them unless they are asked for."""
+MOVES = ("move",)
+"""Not faults but what goes on beside them, and needs a broker that has no copy: `--replication-factor 2`."""
 MORTAL = ("kill", "suspend", "restart", "cut from zookeeper")
 """Faults that end what one broker leads, and nothing else: all other partitions must go on meanwhile. A leader that is
 cut off from brokers alone keeps its session, and leads on without taking writes, as in Kafka."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import NotLeader, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
+from kafkalog.zk.registry import PartitionState
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import TOPIC_ID
@@ -174,3 +176,49 @@ def test_an_ack_that_is_asked_for_as_a_clean_close_flushes_is_asked_for_again_an
     monkeypatch.setattr(Log, "flushed_offset", property(flushed_offset))
     assert not partition.is_flushed_to(1)  # and no NotLeader: the record outlives a power cut
     assert partition.is_flushed_to(1)
+
+
+# --- from one copy to several, and back
+
+
+ONE = PartitionState.only(0, "here", 3)
+TWO = replace(ONE, leader_epoch=4, replicas=(0,), target=(0, 1), version=1)
+
+
+def test_readers_see_no_less_when_a_second_copy_is_added(directory: LogDirectory) -> None:
+    """Those of one copy see records before their flush."""
+    partition = open_partition(directory, TopicSettings.parse({"flush.messages": 1}), leader_epoch=3)
+    _, [appended] = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    assert isinstance(appended, Appended)
+    assert partition.readable_end_offset == 2
+    partition.lead(TWO, [0])
+    assert (partition.readable_end_offset, partition.end_for_readers(), partition.high_watermark) == (2, 2, 2)
+    assert partition.ack_of(2, 4, needs_replicas=True) is not None
+    partition.lead(replace(TWO, isr=(0, 1), version=2), [0])
+    partition.append_as_leader([checked(a_batch())])
+    assert partition.readable_end_offset == 2, "the second copy has not fetched it"
+
+
+def test_an_append_of_the_epoch_before_the_second_copy_is_not_acknowledged_in_the_next(partition: Partition) -> None:
+    partition.append_as_leader([checked(a_batch())])
+    assert partition.ack_of(1, 3, needs_replicas=True) is None, "one copy has nobody to wait for"
+    partition.lead(TWO, [0])
+    late = partition.ack_of(1, 3, needs_replicas=True)
+    assert late is not None
+    with pytest.raises(NotLeader):
+        late.is_kept()
+
+
+def test_acks_that_wait_for_a_copy_that_is_taken_away_are_kept_by_the_one_that_stays(partition: Partition) -> None:
+    both = replace(ONE, leader_epoch=4, isr=(0, 1), replicas=(0, 1), target=(0,), version=1)
+    partition.lead(both, [0, 1])
+    partition.append_as_leader([checked(a_batch())], needs_replicas=True)
+    ack = partition.ack_of(1, 4, needs_replicas=True)
+    assert ack is not None
+    assert not ack.is_kept()
+    partition.lead(replace(ONE, leader_epoch=4, replicas=(0,), version=2), [0, 1])
+    assert ack.is_kept()
+    assert partition.readable_end_offset == 1
+    partition.append_as_leader([checked(a_batch())])
+    assert (partition.readable_end_offset, partition.log.has_high_watermark) == (2, False)
+    assert partition.ack_of(2, 4, needs_replicas=True) is None
