@@ -222,3 +222,4 @@ def test_acks_that_wait_for_a_copy_that_is_taken_away_are_kept_by_the_one_that_s
     partition.append_as_leader([checked(a_batch())])
     assert (partition.readable_end_offset, partition.log.has_high_watermark) == (2, False)
     assert partition.ack_of(2, 4, needs_replicas=True) is None
+    assert ack._replace(end_offset=2).is_kept(), "of an append that came amid the change"
