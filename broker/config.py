@@ -96,6 +96,10 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
     send_timeout_ms = Setting(int, 30_000, at_least(1), "A client that accepts no byte of its answer for this long is disconnected.")
     connections_max_idle_ms = Setting(int, 600_000, at_least(1), "A data connection without a request for this long is closed.")
     log_retention_check_interval_ms = Setting(int, 60_000, at_least(1), "How often segments are checked for retention and for rolls by age.")
+    scrub_bytes_per_second = Setting(int, 8 * _MIB, at_least(0),
+        "How fast closed segments are read to find bit rot, which is then repaired from another replica. 0: they are not read; damage that a reader meets is still repaired.")
+    scrub_interval_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(1),
+        "How long after the beginning of a round of scrubbing the next one begins, if it is over by then.")
     producer_id_expiration_ms = Setting(int, 24 * _HOUR_MS, at_least(1), "The sequence state of a producer that sends nothing for this long is forgotten.")
     producer_state_max = Setting(int, 10_000, at_least(1),
         "Producers whose sequence state a partition keeps: 300 B each, and 32 B for each batch in the deduplication window. Beyond that, the producer that was silent longest is forgotten; if all wrote within 5 minutes, a new producer has to wait.")

@@ -76,6 +76,14 @@ def unseal(data: bytes) -> dict[str, Any] | None:
     return None
 
 
+def is_whole(data: bytes | None) -> bool:
+    """Whether a sealed document has both copies intact."""
+    if data is None:
+        return False
+    half = len(data) // 2
+    return data[:half] == data[half:] and unseal(data) is not None
+
+
 def write_atomic(disk: Disk, path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file, atomically replacing one of that name.
 

@@ -20,6 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # the second: the file system cannot tell
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _OF_A_NAME = (
     errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY
@@ -60,6 +61,20 @@ class Disk:
             position += len(part)
             length -= len(part)
         return b"".join(parts)
+
+    def read_sparing_cache(self, fd: int, length: int, position: int) -> bytes:
+        """As `read`; what was not in the page cache before is not kept in it. For reads of much that is needed once."""
+        buffer = bytearray(length)
+        try:
+            if os.preadv(fd, [buffer], position, os.RWF_NOWAIT) == length:
+                return bytes(buffer)
+        except OSError as error:
+            if error.errno not in _NOT_CACHED:
+                raise
+        os.posix_fadvise(fd, position, length, os.POSIX_FADV_RANDOM)  # else what is read ahead counts as cached
+        data = self.read(fd, length, position)
+        os.posix_fadvise(fd, position, length, os.POSIX_FADV_DONTNEED)
+        return data
 
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
         """Fill a buffer; returns the number of bytes read, fewer than its length only at the end of the file."""

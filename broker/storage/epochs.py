@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.storage.checkpoint import read_whole, seal, unseal, write_atomic
+from broker.storage.checkpoint import is_whole, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk
 
 EPOCHS_NAME = "leader-epochs"
@@ -83,6 +83,11 @@ class LeaderEpochs:
         ended = self._entries[known].start_offset if known < len(self._entries) else end_offset
         return EpochStart(self._entries[known - 1].epoch, ended)
 
+    def at(self, offset: int) -> int:
+        """The epoch of the record at an offset; -1 if it is not known."""
+        known = sum(entry.start_offset <= offset for entry in self._entries)
+        return self._entries[known - 1].epoch if known else NO_EPOCH
+
     def start_at(self, start_offset: int) -> None:
         """Replace the entries before the log's start by one for the epoch of the first record that is left."""
         kept = [entry for entry in self._entries if entry.start_offset >= start_offset]
@@ -105,6 +110,11 @@ class LeaderEpochs:
             del self._entries[number:]
             self.is_saved = False
             self._changed()
+
+    def is_damaged(self, disk: Disk, folder: Path) -> bool:
+        """Whether the file should be there, and is missing or damaged. Raises OSError."""
+        expected = self.is_saved and bool(self._entries)
+        return expected and not is_whole(read_whole(disk, folder / EPOCHS_NAME))
 
     def save(self, disk: Disk, folder: Path, label: str) -> None:
         """Write the file durably. Raises OSError."""

@@ -13,6 +13,8 @@ After a clean stop no batch has to be read.
 A reset replaces a log by an empty one that begins at another offset. The file `reset` is its record: once it is
 durable, the old log counts as gone. An opening that finds it deletes what is left of the old log, makes the new one,
 and then removes the file.
+
+A replacement of segments that was decided is finished first (`replacement.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from broker.storage import replacement
 from broker.storage.checkpoint import (
     TEMPORARY,
     Checkpoint,
@@ -79,6 +82,12 @@ def open_folder(
     names = disk.names(folder)
     if RESET_NAME in names:
         finish_reset(disk, folder, label)
+        names = disk.names(folder)
+    decided = [offsets for name in names if (offsets := replacement.offsets_of(name)) is not None]
+    for base_offset, end_offset in decided:
+        log.info("replacement_finished", partition=label, base_offset=base_offset, end_offset=end_offset)
+        replacement.finish(disk, folder, base_offset, end_offset)
+    if decided:
         names = disk.names(folder)
     for name in names:
         if name.endswith(TEMPORARY):

@@ -26,21 +26,24 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from broker.config import TopicSettings
 from broker.storage.apply_progress import Progress
-from broker.storage.checkpoint import Checkpoint
+from broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, read_whole
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
-from broker.storage.epochs import NO_EPOCH, LeaderEpochs
+from broker.storage.epochs import EPOCHS_NAME, NO_EPOCH, LeaderEpochs
 from broker.storage.flusher import FlushTask
+from broker.storage.index import Damage, decode_index, encode_index
 from broker.storage.loader import finish_reset, may_be_reset, open_folder, open_producers, record_reset
 from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
 from broker.storage.reader import UNKNOWN, Reader, View
+from broker.storage.replacement import Replacement
 from broker.storage.retention import expired
+from broker.storage.scrub import OnBatch, SegmentCheck
 from broker.storage.segment import NEXT_SUFFIX, Segment
 from broker.storage.services import Services
 from broker.storage.snapshots import Snapshots
@@ -50,6 +53,8 @@ from kafkalog.format.batch import NO_TRANSACTION, Batch, BatchHeader, iter_batch
 
 log = get_logger(__name__)
 
+OFFSET_MAX = (1 << 63) - 1
+"""No record has it."""
 _FLUSH_AHEAD_BYTES = 64 << 20
 """With this many unflushed bytes, a background flush is requested whatever the settings are."""
 _FLUSH_AHEAD_DECIDED = 8 << 20
@@ -141,6 +146,7 @@ class Log:
         self._unsaved_rolls: list[_Roll] = []  # synced, but their indexes are not saved
         self._leader_epoch: int | None = None  # the epoch in which `append` stamps; None while not leading
         self._followed_epoch = NO_EPOCH  # the last one of `follow_epoch`
+        self._cuts = 0  # how often the log was truncated: a segment may be another one since
         self._high_watermark: int | None = None  # None: the end offset
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
@@ -611,6 +617,13 @@ class Log:
             self._roll()
             return True
 
+    def roll_if_damaged(self) -> None:
+        """Roll if the active segment is damaged, because only a closed segment can be replaced. Raises DiskFull."""
+        with self._lock:
+            self._check_usable()
+            if self._active.damaged and self._active.size:
+                self._roll()
+
     # --- flushing ------------------------------------------------------------------------------------------------
 
     def request_flush(self) -> None:
@@ -699,11 +712,11 @@ class Log:
             try:
                 if roll is rolls[-1] and self._snapshots.producers_at < roll.new.base_offset:
                     self._snapshots.save_producers(roll.producers, self.high_watermark)
-                roll.old.save_index(durable=True)  # one sync for each segment, so that a start need not read 1 GiB
             except OSError as error:
                 if not passes(error):
-                    self._errors.fail(error, "saving an index")
-                log.warning("index_not_saved", partition=self.label, base_offset=roll.old.base_offset)
+                    self._errors.fail(error, "saving the producers' state")
+                log.warning("producers_not_saved", partition=self.label, offset=roll.new.base_offset)
+            self._save_index(roll.old)  # one sync for each segment, so that a start need not read 1 GiB
 
     def _mark_flushed(self, offset: int, segment: Segment, position: int) -> None:
         """Move the flushed offset, and publish it to readers.
@@ -979,6 +992,7 @@ class Log:
             checkpoint = checkpoint._replace(recovery_point=end_offset, recovery_position=position)
         self._snapshots.write_checkpoint(checkpoint)
         self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments[:number]]
+        self._cuts += 1
         for later in reversed(self._segments[number + 1 :]):
             later.delete()
             self._disk.sync_dir(self.directory)
@@ -1037,6 +1051,193 @@ class Log:
                 new.open_for_append()
             except OSError as error:
                 self._errors.fail(error, "resetting the log")
+
+    # --- checking --------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        segment: Segment,
+        from_offset: int = 0,
+        until_offset: int = OFFSET_MAX,
+        on_batch: OnBatch = lambda header: None,
+    ) -> Iterator[int]:
+        """Check the batches of a segment; see `SegmentCheck.run`. Takes no lock. Damage is added to the segment's, and
+        logged once. Ends early if the segment is not in the log any more.
+
+        Raises:
+            StorageFailed, DiskFull: the file cannot be read.
+            Closed: the log is closed.
+        """
+        view = self.reader.view
+        if segment not in view.segments:
+            return
+        limit, limit_offset = view.limit(view.segments.index(segment))
+        check = SegmentCheck(self._disk, self.reader, segment, limit, limit_offset, on_batch)
+        try:
+            for read in check.run(from_offset, until_offset):
+                yield read
+                self._check_usable()
+        except FileNotFoundError:
+            if segment in self.reader.view.segments:  # somebody removed it
+                self.reader.note_damage(segment, [Damage(segment.base_offset, limit_offset, 0, limit)])
+        except OSError as error:
+            self._errors.refuse(error, "checking a segment")
+
+    def read_segment(self, segment: Segment, position: int, length: int) -> bytes:
+        """Bytes of a segment as they are, for a replacement. Raises StorageFailed, DiskFull."""
+        try:
+            file = segment.share_file()
+            try:
+                return self._disk.read_sparing_cache(file.fd, length, position)
+            finally:
+                file.release()
+        except OSError as error:
+            self._errors.refuse(error, "reading a segment")
+
+    def check_index(self, segment: Segment) -> None:
+        """Save the index of a closed segment again if the saved one is missing or damaged, or does not have the damage
+        that is known.
+
+        Raises:
+            StorageFailed, DiskFull, Closed.
+        """
+        with self._save_lock:
+            with self._lock:
+                self._check_usable()
+                unsaved = [roll.old for roll in (*self._unsynced_rolls, *self._unsaved_rolls)]
+                if segment not in self._segments[:-1] or segment in unsaved:
+                    return
+                wanted = encode_index(segment.index, segment.summary())
+            try:
+                found = read_whole(self._disk, segment.index_path)
+            except OSError as error:
+                self._errors.refuse(error, "reading an index")
+            if found == wanted:
+                return
+            if found is None or decode_index(found, segment.base_offset, 1) is None:
+                log.warning("index_rebuilt", partition=self.label, base_offset=segment.base_offset)
+            self._save_index(segment)
+
+    def check_files(self) -> None:
+        """Write the checkpoint, the leader epochs and the producers' state again if their files are missing or damaged.
+
+        Raises:
+            StorageFailed, DiskFull, Closed.
+        """
+        rebuilt = []
+        try:
+            with self._save_lock:
+                with self._lock:
+                    self._check_usable()
+                    if self._epochs.is_damaged(self._disk, self.directory):
+                        self._save_epochs()
+                        rebuilt.append(EPOCHS_NAME)
+                if self._snapshots.write_damaged_checkpoint():
+                    rebuilt.append(CHECKPOINT_NAME)
+                if self._snapshots.drop_damaged_producers():
+                    self._saved_offset = -1
+                    rebuilt.append("producers")
+        except OSError as error:
+            self._errors.refuse(error, "checking files")
+        for name in rebuilt:
+            log.warning("file_rebuilt", partition=self.label, file=name)
+        if self._saved_offset < 0:
+            self.checkpoint()
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the record at an offset; -1 if it is not known."""
+        with self._lock:
+            return self._epochs.at(offset)
+
+    # --- replacing -----------------------------------------------------------------------------------------------
+
+    def begin_replacement(self, old: Sequence[Segment]) -> Replacement | None:
+        """Begin to write a segment that is to replace closed segments: `old`, in order. Takes no lock while it is
+        written. Returns None if they are not closed segments of this log (any more).
+
+        Raises:
+            DiskFull, StorageFailed: the new file cannot be made.
+            Closed: the log is closed.
+        """
+        with self._lock:
+            self._check_usable()
+            number = self._number_of(old)
+            if number is None:
+                return None
+            end_offset, cuts = self._segments[number + len(old)].base_offset, self._cuts
+        return Replacement(self._disk, self.directory, old, end_offset, cuts, self._errors)
+
+    def _number_of(self, old: Sequence[Segment]) -> int | None:
+        """The number of the first of some segments, if they are closed segments of this log in a row. Lock held."""
+        closed = self._segments[:-1]
+        number = closed.index(old[0]) if old[0] in closed else len(closed)
+        return number if closed[number : number + len(old)] == list(old) else None
+
+    def replace(self, replacement: Replacement) -> bool:
+        """Put a complete replacement in the place of its old segments, durably. Appends and reads continue; readers of
+        an old file read on in it.
+
+        Returns:
+            False if the old segments were deleted, truncated or replaced meanwhile; the replacement was abandoned.
+
+        Raises:
+            DiskFull: the replacement was abandoned; try again.
+            StorageFailed: the directory is out of service. The next start finishes the replacement if it was decided.
+            Closed: the log is closed; the replacement was abandoned.
+        """
+        decided = False
+        try:
+            with self._save_lock:
+                self._flush()  # a roll that is not synced renames its segment later
+                self._save_rolls()
+                with self._lock:
+                    self._check_usable()
+                    if replacement.cuts != self._cuts or self._number_of(replacement.old) is None:
+                        return False
+                try:
+                    for segment in replacement.old:
+                        with suppress(FileNotFoundError):
+                            segment.keep_file()
+                    replacement.decide()
+                except OSError as error:
+                    if replacement.may_be_decided:  # it would replace what the log has by then
+                        self._errors.fail(error, "replacing a segment")
+                    self._errors.refuse(error, "replacing a segment")
+                decided = True
+                self._replaced(replacement)
+        finally:
+            if not decided:
+                replacement.abandon()
+        return True
+
+    def _replaced(self, replacement: Replacement) -> None:
+        """`replace` after the decision."""
+        new, old = replacement.segment, replacement.old
+        with self._lock:
+            number = self._segments.index(old[0])
+            self._segments[number : number + len(old)] = [new]
+            self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old not in old]
+            self._publish()
+        try:
+            replacement.finish()
+        except OSError as error:
+            self._errors.fail(error, "replacing a segment")
+        self._save_index(new)
+        new.close()
+        log.info(
+            "segment_replaced", partition=self.label, base_offset=new.base_offset, end_offset=replacement.end_offset,
+            old_bytes=sum(segment.size for segment in old), bytes=new.size,
+        )  # fmt: skip
+
+    def _save_index(self, segment: Segment) -> None:
+        """Save the index of a synced segment; under `_save_lock`. If the disk is full, this is only logged: a start
+        rebuilds it."""
+        try:
+            segment.save_index(durable=True)
+        except OSError as error:
+            if not passes(error):
+                self._errors.fail(error, "saving an index")
+            log.warning("index_not_saved", partition=self.label, base_offset=segment.base_offset)
 
     # --- tidying and closing -------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.config import BrokerSettings, TopicSettings
-from broker.storage.checkpoint import TEMPORARY, read_whole, seal, unseal, write_atomic
+from broker.storage.checkpoint import TEMPORARY, is_whole, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
 from broker.storage.flusher import WAIT_SECONDS_MAX, Flusher
@@ -522,6 +522,29 @@ class LogDirectory:
             except OSError as error:
                 DiskErrors(self._health, "logs").refuse(error, "saving the high watermarks")
             self._saved_high_watermarks = found
+
+    def check_files(self) -> None:
+        """Write `meta` and the high watermarks again if their files are damaged or missing.
+
+        Raises:
+            DiskFull, StorageFailed.
+        """
+        self._health.check()
+        try:
+            with self._watermarks_lock:
+                found = is_whole(read_whole(self.disk, self.path / _HIGH_WATERMARKS))
+                damaged = bool(self._saved_high_watermarks) and not found
+                if damaged:
+                    self._saved_high_watermarks = {}
+            if self.cluster_id is not None and not is_whole(read_whole(self.disk, self.path / _META)):
+                facts = {name: getattr(self, name) for name in _META_FACTS}
+                write_atomic(self.disk, self.path / _META, seal(facts))
+                log.warning("file_rebuilt", directory=str(self.path), file=_META)
+        except OSError as error:
+            DiskErrors(self._health, "logs").refuse(error, "checking files")
+        if damaged:
+            self.save_high_watermarks()
+            log.warning("file_rebuilt", directory=str(self.path), file=_HIGH_WATERMARKS)
 
     def _save_watermarks_loop(self) -> None:
         while not self._wait_stopping(_HIGH_WATERMARKS_SECONDS):

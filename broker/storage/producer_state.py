@@ -47,6 +47,14 @@ _MAY_SEND_AGAIN_SECONDS = 300.0
 """A producer may still send a batch again this long after its last append: more than twice a delivery.timeout.ms."""
 
 
+def is_saved_state(data: bytes, offset: int) -> bool:
+    """Whether bytes are a saved state at an offset, and intact."""
+    if len(data) < _START.size + _CRC.size or crc32c(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - 4)[0]:
+        return False
+    magic, version, true_at, _ = _START.unpack_from(data)
+    return (magic, true_at) == (_MAGIC, offset) and version in (_VERSION, _WITHOUT_PROGRESS)
+
+
 class Remembered(NamedTuple):
     """A batch in the deduplication window."""
 
@@ -258,14 +266,9 @@ class Producers:
     def load(self, data: bytes, offset: int) -> bool:
         """Replace the state by a saved one. If that is damaged or of another offset, change nothing and return
         False."""
-        if (
-            len(data) < _START.size + _CRC.size
-            or crc32c(data[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - 4)[0]
-        ):
+        if not is_saved_state(data, offset):
             return False
-        magic, version, true_at, count = _START.unpack_from(data)
-        if (magic, true_at) != (_MAGIC, offset) or version not in (_VERSION, _WITHOUT_PROGRESS):
-            return False
+        _, version, _, count = _START.unpack_from(data)
         by_id: OrderedDict[int, _Producer] = OrderedDict()
         at = _START.size
         for _ in range(count):

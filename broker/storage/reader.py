@@ -7,7 +7,7 @@ and logged once. Later reads get the same error.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
@@ -117,12 +117,14 @@ class Reader:
     Attributes:
         view: the log's current state. The log replaces it, as a whole, after the bytes that it describes are written.
         closed: set by the log when it is closed; reads then raise Closed.
+        on_damage: called with an offset whenever a read meets damage. It must neither wait nor raise.
     """
 
     view: View
 
     def __init__(self, disk: Disk, label: str, errors: DiskErrors) -> None:
         self.closed = False
+        self.on_damage: Callable[[int], object] = lambda offset: None
         self._disk = disk
         self._label = label
         self._errors = errors
@@ -203,6 +205,7 @@ class Reader:
         """Raise CorruptBatch for a missing segment file, unless the log has a new view: then retention or a deletion
         may have removed the file, and the read is retried."""
         if self._look(None)[0] is view:
+            self.on_damage(offset)
             raise CorruptBatch(partition=self._label, offset=offset, reason="the file of its segment is missing")
 
     def out_of_range(self, offset: int, view: View, end_offset: int) -> OffsetOutOfRange:
@@ -277,14 +280,32 @@ class Reader:
                     break
                 examined = bad.position
                 self._examine(segment, file, examined, limit, limit_offset)
+        self.on_damage(offset)
         after = segment.index.at_or_after(offset + 1)  # a batch starts there, so the lost range ends there or before
         end_offset = limit_offset if after is None else min(after[1], limit_offset)
         raise CorruptBatch(partition=self._label, offset=offset, reason="no batch contains it", end_offset=end_offset)
+
+    def examine(self, segment: Segment, position: int, limit: int, limit_offset: int) -> None:
+        """Determine the damage at a position, up to `limit`, where the segment ends; see `Segment.examine`. Raises
+        OSError."""
+        file = segment.share_file()
+        try:
+            self._examine(segment, file, position, limit, limit_offset)
+        finally:
+            file.release()
 
     def _examine(
         self, segment: Segment, file: SharedFile, position: int, limit: int, limit_offset: int
     ) -> list[Damage]:
         found = segment.examine(file, position, limit, limit_offset)
+        self._log_damage(segment, found)
+        return found
+
+    def note_damage(self, segment: Segment, damaged: Iterable[Damage]) -> None:
+        """Add damage that was found without `examine`."""
+        self._log_damage(segment, segment.add_damage(damaged))
+
+    def _log_damage(self, segment: Segment, found: Iterable[Damage]) -> None:
         for damage in found:
             log.error(
                 "damage_found",
@@ -295,9 +316,9 @@ class Reader:
                 position=damage.position,
                 bytes=damage.end_position - damage.position,
             )
-        return found
 
     def _corrupt(self, damage: Damage) -> CorruptBatch:
+        self.on_damage(damage.start_offset)
         return CorruptBatch(
             partition=self._label,
             offset=damage.start_offset,

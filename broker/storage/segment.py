@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
@@ -164,9 +164,9 @@ class Segment:
         self._disk = disk
         self.path = segment_path(folder, base_offset, suffix)
         self.base_offset = base_offset
+        self._file: SharedFile | None = None
         self.index = Index(base_offset, index_interval_bytes)
         self.damaged: tuple[Damage, ...] = ()
-        self._file: SharedFile | None = None
         self.start_over()
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -201,10 +201,28 @@ class Segment:
 
     def share_file(self) -> SharedFile:
         """The open file. The caller must release it. Raises FileNotFoundError if the segment was deleted."""
-        file = self._file
-        if file is not None and file.share():
-            return file
-        return SharedFile(self._disk, self._disk.open(self.path))
+        while True:
+            file = self._file
+            if file is not None and file.share():
+                return file
+            try:
+                opened = SharedFile(self._disk, self._disk.open(self.path))
+            except FileNotFoundError:
+                if self._file is None:
+                    raise
+                continue
+            if self._file is None:
+                return opened
+            opened.release()  # `keep_file` was called meanwhile: the path may name another file by now
+
+    def keep_file(self) -> None:
+        """Keep the file open until the segment is dropped, because another segment gets its name. Readers that hold an
+        older view read on in it."""
+        if self._file is None:
+            self._file = SharedFile(self._disk, self._disk.open(self.path))
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Release the file. Slices in use stay valid."""
@@ -489,7 +507,11 @@ class Segment:
             known=self._known(start) | {(limit, limit_offset)},
             on_batch=lambda header, position: None,
         )
-        known, damaged = self.damaged, united([*self.damaged, *found.damaged])
+        return self.add_damage(found.damaged)
+
+    def add_damage(self, found: Iterable[Damage]) -> list[Damage]:
+        """Add damage; returns what was not known before. If known damage has grown, it is replaced."""
+        known, damaged = self.damaged, united([*self.damaged, *found])
         self.damaged = damaged
         return [damage for damage in damaged if damage not in known]
 

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.storage.checkpoint import Checkpoint, write_atomic, write_checkpoint
+from broker.storage.checkpoint import (
+    CHECKPOINT_NAME,
+    Checkpoint,
+    is_whole,
+    read_whole,
+    write_atomic,
+    write_checkpoint,
+)
 from broker.storage.disk import Disk
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.loader import snapshot_offsets, snapshot_path
-from broker.storage.producer_state import ProducersSnapshot
+from broker.storage.producer_state import ProducersSnapshot, is_saved_state
 
 _NEWEST_KEPT = 2
 
@@ -54,6 +61,29 @@ class Snapshots:
         for old in offsets:
             if old not in kept:
                 self._disk.unlink(snapshot_path(self._folder, old))
+
+    def write_damaged_checkpoint(self) -> bool:
+        """Write the checkpoint again if its file is missing or damaged; returns whether it was. Raises OSError,
+        DiskFull, StorageFailed."""
+        if is_whole(read_whole(self._disk, self._folder / CHECKPOINT_NAME)):
+            return False
+        self.write_checkpoint(self.checkpoint)
+        return True
+
+    def drop_damaged_producers(self) -> bool:
+        """Delete the saved states that are damaged; returns whether there was one. The caller then saves a new one.
+        Raises OSError."""
+        offsets = snapshot_offsets(self._disk, self._folder)
+        damaged = [offset for offset in offsets if not self._is_whole(offset)]
+        for offset in damaged:
+            self._disk.unlink(snapshot_path(self._folder, offset))
+        if damaged:
+            self._disk.sync_dir(self._folder)
+            self.producers_at = max((offset for offset in offsets if offset not in damaged), default=-1)
+        return bool(damaged)
+
+    def _is_whole(self, offset: int) -> bool:
+        return is_saved_state(read_whole(self._disk, snapshot_path(self._folder, offset)) or b"", offset)
 
     def newest_at(self, offset: int) -> int:
         """The offset of the newest saved state at or below an offset; -1 if there is none. Raises OSError."""

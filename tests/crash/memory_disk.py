@@ -188,6 +188,9 @@ class MemoryDisk(Disk):
     def read(self, fd: int, length: int, position: int) -> bytes:
         return bytes(self._open[fd].data[position : position + length])
 
+    def read_sparing_cache(self, fd: int, length: int, position: int) -> bytes:
+        return self.read(fd, length, position)
+
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
         found = self.read(fd, len(buffer), position)
         buffer[: len(found)] = found
