@@ -33,6 +33,7 @@ from broker.replica.insync import InSyncSets
 from broker.replica.jobs import StagedJobs
 from broker.replica.metadata import Metadata
 from broker.replica.registration import Registration
+from broker.replica.scrubber import Scrubber
 from broker.replica.undone import Undone
 from broker.replica.watcher import Watcher
 from broker.signals import StopRequest
@@ -78,6 +79,7 @@ class Broker:
     registration: Registration
     rpc_service: BrokerService
     in_doubt: InDoubtRecovery
+    scrubber: Scrubber
 
     def __init__(self, settings: BrokerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings = settings
@@ -169,6 +171,10 @@ class Broker:
         self._undo.append(self.in_doubt.stop)
         self.in_doubt.start()
 
+        scrubber = self.scrubber = Scrubber(host, directory, self._clock)
+        self._undo.append(scrubber.stop)
+        scrubber.start()
+
         groups = Groups(States(session), metadata, self._clock)
         monitor = Monitor(settings.broker_id, metadata, groups, self._clock)
         self._undo.append(monitor.stop)
@@ -178,7 +184,7 @@ class Broker:
         self._undo.append(lambda: data.stop(self._grace_seconds))
         data.start()
         self.rpc_service = BrokerService(
-            host, settings, self._clock, cluster_id, version(), data.counters, jobs, groups
+            host, settings, self._clock, cluster_id, version(), data.counters, jobs, groups, scrubber
         )
         rpc.start(self.rpc_service)
         self._undo.append(lambda: rpc.stop(self._grace_seconds))

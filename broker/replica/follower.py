@@ -23,6 +23,7 @@ from broker.storage.segment import Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import (
     BrokerUnreachable,
+    CorruptBatch,
     FencedLeaderEpoch,
     KafkalogError,
     NotLeader,
@@ -46,6 +47,7 @@ _MAX_BYTES = 8 << 20
 _CONNECT_TIMEOUT_MS = 3_000
 _REQUEST_TIMEOUT_MS = 10_000
 _SILENCE_SECONDS = 10.0
+_MENDED_SECONDS = 0.5
 _NAMED_MAX = 5_000  # positions in one request: a frame's header is at most 1 MiB
 _SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch)
 """One of the two sides has not heard of an election yet."""
@@ -167,6 +169,7 @@ class _Link:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._reasons: dict[_Key, str] = {}  # of failures, each logged once
         self._hints: dict[_Key, Hint] = {}
+        self._damaged: set[_Key] = set()  # what the leader sent last fails its checks
         self._thread = threading.Thread(target=self._run, name=f"replica-link-{leader_id}", daemon=True)
 
     # --- what others call ------------------------------------------------------------------------------------------
@@ -326,7 +329,9 @@ class _Link:
             end_offset=at.end_offset,
             last_epoch=at.last_epoch,
             staged=[pb.StagedFile(**each._asdict()) for each in at.staged],
+            is_damaged=key in self._damaged,
         )
+        self._damaged.discard(key)
         hint = self._hints.pop(key, None)
         if hint is not None:
             position.hint.segment_base_offset, position.hint.position = hint
@@ -374,6 +379,9 @@ class _Link:
                 self._take_news(key, replica, news, data)
             except RetriableError as error:
                 self._failed(key, error, 0.1 if isinstance(error, _SOON) else 1.0)
+            except CorruptBatch as error:  # the leader repairs it from another replica
+                self._damaged.add(key)
+                self._failed(key, error, _MENDED_SECONDS)
             except KafkalogError as error:
                 self._failed(key, error, 5.0)
             else:

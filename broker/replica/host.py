@@ -86,6 +86,7 @@ class Host:
 
     Attributes:
         on_joinable: called with a partition of which a follower may join the in-sync set.
+        on_damage: called with a partition and an offset at which a read has met damage. It must neither wait nor raise.
         raise_epoch: ends all registrations of this broker until now (`Registration.raise_epoch`).
     """
 
@@ -116,6 +117,7 @@ class Host:
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
+        self.on_damage: Callable[[Partition, int], object] = lambda partition, offset: None
         self.raise_epoch: Callable[[], object] = lambda: None
         self.links = Links(broker_id, self._directory_id, metadata, clock, self._diverged)
         self._replacing = threading.Lock()  # one `replace_lost` at a time; before metadata.changed
@@ -542,6 +544,7 @@ class Host:
         )
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
         opened_partition.is_certain = self.metadata.is_certain
+        opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
         return opened_partition
 
     def close_deleted(self) -> None:

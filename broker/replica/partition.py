@@ -490,6 +490,20 @@ class Partition:
         with self._hosted():
             return self._reader.read(offset, max_bytes, hint)
 
+    def read_for_repair(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
+        """As `read`, in whatever role, up to the high watermark: below it all replicas have the same bytes."""
+
+        def look() -> tuple[View, int]:
+            view = self._reader.view
+            return view, min(self.high_watermark, view.end_offset)
+
+        with self._hosted():
+            return self._reader.read(offset, max_bytes, hint, look)
+
+    def met_damage(self, offset: int) -> None:
+        """A follower says that what it got from an offset on is damaged."""
+        self._reader.on_damage(offset)
+
     def staged_pieces(self, staged: Sequence[StagedCopy], max_bytes: int) -> list[FileSlice]:
         """What a follower lacks of what is staged here, as it stands in the files."""
         with self._hosted():

@@ -64,7 +64,7 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer[pb.Fet
     left = min(request.max_bytes or max_bytes, max_bytes, _BODY_MAX)
     try:
         for part in request.partitions:
-            left -= _add_slice(part, host, left, answer)
+            left -= _add_slice(part, host, left, answer, request.for_repair)
     except BaseException:
         answer.close()
         raise
@@ -73,16 +73,16 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer[pb.Fet
     return answer
 
 
-def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer[pb.FetchReply]) -> int:
+def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer[pb.FetchReply], for_repair: bool) -> int:
     """Add one partition to an answer; returns its bytes."""
     fetched = answer.reply.partitions.add()
     length = 0
     try:
-        partition = host.leader_of(part.topic_id, part.partition)
+        partition = (host.replica_of if for_repair else host.leader_of)(part.topic_id, part.partition)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
         if wanted > 0 and not answer.is_full:  # some of the limit is left
-            piece = partition.read(part.offset, wanted, hint)
+            piece = (partition.read_for_repair if for_repair else partition.read)(part.offset, wanted, hint)
             if piece.length and (not answer.length or piece.length <= left):
                 answer.slices.append(piece)
                 length = fetched.length = piece.length

@@ -115,6 +115,8 @@ class ReplicaSession:
                     position.staged,
                 )
                 self._dirty[key] = self._unsettled[key] = None
+                if named.is_damaged:
+                    replica.met_damage(named.end_offset)
             except KafkalogError as error:
                 self._failed[key] = error
 

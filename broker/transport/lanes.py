@@ -7,6 +7,7 @@ A method's lane depends on what the method may wait for:
     pulls       data, memory for the answer, a read of the log
     appends     a write, and its flush
     staged      writes of a transaction, and deletions: an Apply writes gigabytes
+    checks      reads of a log, or a repair of it: up to 10 s
     brief       the lock of a log's staged data, for as long as one write to it takes
     zookeeper   ZooKeeper
     leases      ZooKeeper; a member that is renewed late loses what it owns
@@ -51,6 +52,7 @@ LANES: Mapping[str, LaneOf] = {
     "pulls": LaneOf(("Pull",), 16),
     "appends": LaneOf(("Append",), 8),
     "staged": LaneOf(("Prepare", "Apply", "ForgetStaged", "AbortStaged", "DeleteRecords"), 16),
+    "checks": LaneOf(("DigestRange", "RepairPartition"), 4),
     "brief": LaneOf(("Renew", "ListStaged"), 4),
     "zookeeper": LaneOf(
         (

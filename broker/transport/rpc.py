@@ -29,6 +29,7 @@ from broker.ports import check_port_free
 from broker.replica.host import Host
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
+from broker.replica.scrubber import Scrubber
 from broker.requests import (
     append,
     cluster,
@@ -40,6 +41,7 @@ from broker.requests import (
     reassignments,
     staging,
     topics,
+    verify,
     waits,
 )
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
@@ -128,6 +130,7 @@ class BrokerService:
         counters: Callable[[], dict[str, int]],
         jobs: StagedJobs,
         group_changes: Groups,
+        scrubber: Scrubber,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -141,6 +144,7 @@ class BrokerService:
         self._stopping = threading.Event()
         self._staged_jobs = jobs
         self._groups = group_changes
+        self._scrubber = scrubber
         self._group_waits = GroupWaits()
 
     def stop_waiting(self) -> None:
@@ -190,7 +194,10 @@ class BrokerService:
                 "disk.full": int(self._host.is_full),
                 "partitions.served": len(self._host.hosted),
                 "partitions.unserved": len(self._host.unserved()),
+                "scrub.checked_bytes": self._scrubber.checked_bytes,
+                "scrub.repaired_ranges": self._scrubber.repaired_ranges,
             },
+            damaged=verify.damaged_ranges(self._scrubber),
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
@@ -280,6 +287,12 @@ class BrokerService:
 
     def LeaveGroup(self, request: broker_pb2.LeaveGroupRequest, context: Any) -> Any:
         return members.leave_group(request, self._groups)
+
+    def DigestRange(self, request: broker_pb2.DigestRangeRequest, context: Any) -> Any:
+        return verify.digest_range(request, self._host)
+
+    def RepairPartition(self, request: broker_pb2.RepairPartitionRequest, context: Any) -> Any:
+        return verify.repair_partition(request, self._host, self._scrubber, _seconds_left(context))
 
     def Prepare(self, request: transactions_pb2.PrepareRequest, context: Any) -> Any:
         return staging.prepare(request, self._host, self._staged_jobs, _seconds_left(context))

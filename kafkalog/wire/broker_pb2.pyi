@@ -732,7 +732,7 @@ class DescribeBrokerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerStatus(_message.Message):
-    __slots__ = ("broker_id", "pid", "version", "zookeeper_connected", "counters", "failure")
+    __slots__ = ("broker_id", "pid", "version", "zookeeper_connected", "counters", "failure", "damaged")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -746,10 +746,78 @@ class BrokerStatus(_message.Message):
     ZOOKEEPER_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     pid: int
     version: str
     zookeeper_connected: bool
     counters: _containers.ScalarMap[str, int]
     failure: _dataport_pb2.Error
-    def __init__(self, broker_id: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., zookeeper_connected: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ...) -> None: ...
+    damaged: _containers.RepeatedCompositeFieldContainer[DamagedRange]
+    def __init__(self, broker_id: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., zookeeper_connected: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., failure: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ...) -> None: ...
+
+class DamagedRange(_message.Message):
+    __slots__ = ("topic", "partition", "start_offset", "end_offset", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DigestRangeRequest(_message.Message):
+    __slots__ = ("topic_id", "partition", "start_offset", "end_offset", "max_bytes")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    start_offset: int
+    end_offset: int
+    max_bytes: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class RangeDigest(_message.Message):
+    __slots__ = ("start_offset", "end_offset", "digest", "batches", "bytes", "damaged", "log_start_offset", "high_watermark")
+    START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    start_offset: int
+    end_offset: int
+    digest: int
+    batches: int
+    bytes: int
+    damaged: _containers.RepeatedCompositeFieldContainer[DamagedRange]
+    log_start_offset: int
+    high_watermark: int
+    def __init__(self, start_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., digest: _Optional[int] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., log_start_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ...) -> None: ...
+
+class RepairPartitionRequest(_message.Message):
+    __slots__ = ("topic_id", "partition", "max_wait_ms")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    max_wait_ms: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
+
+class RepairPartitionReply(_message.Message):
+    __slots__ = ("done", "damaged")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    damaged: _containers.RepeatedCompositeFieldContainer[DamagedRange]
+    def __init__(self, done: _Optional[bool] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ...) -> None: ...

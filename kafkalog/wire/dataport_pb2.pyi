@@ -119,16 +119,18 @@ class StagedPartition(_message.Message):
     def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ..., batches: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("max_wait_ms", "min_bytes", "max_bytes", "partitions")
+    __slots__ = ("max_wait_ms", "min_bytes", "max_bytes", "partitions", "for_repair")
     MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    FOR_REPAIR_FIELD_NUMBER: _ClassVar[int]
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
     partitions: _containers.RepeatedCompositeFieldContainer[FetchPartition]
-    def __init__(self, max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[FetchPartition, _Mapping]]] = ...) -> None: ...
+    for_repair: bool
+    def __init__(self, max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[FetchPartition, _Mapping]]] = ..., for_repair: _Optional[bool] = ...) -> None: ...
 
 class FetchPartition(_message.Message):
     __slots__ = ("topic_id", "partition", "offset", "max_bytes", "hint")
@@ -189,7 +191,7 @@ class ReplicaFetchRequest(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., registration: _Optional[int] = ..., directory: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[ReplicaPosition, _Mapping]]] = ...) -> None: ...
 
 class ReplicaPosition(_message.Message):
-    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged")
+    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged", "is_damaged")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +200,7 @@ class ReplicaPosition(_message.Message):
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    IS_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     leaves: bool
@@ -206,7 +209,8 @@ class ReplicaPosition(_message.Message):
     last_epoch: int
     hint: PositionHint
     staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ...) -> None: ...
+    is_damaged: bool
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_damaged: _Optional[bool] = ...) -> None: ...
 
 class StagedFile(_message.Message):
     __slots__ = ("number", "salt", "size")

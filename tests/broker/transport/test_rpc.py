@@ -53,7 +53,7 @@ def append(broker: RunningBroker, topic: bytes, body: bytes, acks: int = 1) -> p
     return reply
 
 
-def pull(broker: RunningBroker, topic: bytes, offset: int, **options: int) -> bpb.PullReply:
+def pull(broker: RunningBroker, topic: bytes, offset: int, **options: Any) -> bpb.PullReply:
     part = pb.FetchPartition(topic_id=topic, partition=0, offset=offset)
     reply: bpb.PullReply = broker.stub.Pull(pb.FetchRequest(partitions=[part], **options), timeout=30)
     return reply

@@ -1,0 +1,222 @@
+"""A damaged segment is repaired from other logs: what is taken, and what is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from broker.replica import repair as module
+from broker.replica.repair import Outcome, repair
+from broker.storage.log import Log
+from broker.storage.log_dir import LogDirectory
+from kafkalog.clock import ManualClock
+from kafkalog.errors import BrokerUnreachable, Closed, CorruptBatch
+from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
+from tests.broker.storage.copies import (
+    BATCHES,
+    END,
+    PATH,
+    PER_SEGMENT,
+    RECORDS,
+    bytes_in,
+    cut,
+    flip,
+    new_copy,
+    open_copy,
+)
+from tests.crash.memory_disk import MemoryDisk
+
+GOOD: dict[int, bytes | None] = {offset: b"%08d" % offset for offset in range(END)}
+
+
+class Copy:
+    """Another replica, whose log is here.
+
+    Attributes:
+        read_from: the offsets at which it was read.
+    """
+
+    def __init__(self, log: Log, name: str = "other") -> None:
+        self.name = name
+        self.log = log
+        self.read_from: list[int] = []
+
+    def read(self, offset: int, max_bytes: int) -> memoryview:
+        self.read_from.append(offset)
+        with self.log.reader.read(offset, max_bytes) as found:
+            return memoryview(found.read())
+
+
+class Away:
+    name = "away"
+
+    def read(self, offset: int, max_bytes: int) -> memoryview:
+        raise BrokerUnreachable(address="a:1", reason="it is away")
+
+
+def damaged_copy(*places: tuple[int, int]) -> tuple[MemoryDisk, Log]:
+    """A log with damage in the bodies of some batches: (number of the segment, number of the batch)."""
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    for number, batch in places:
+        segment = log.view.segments[number]
+        flip(disk, segment.path, batch * (segment.size // BATCHES) + 150)
+        list(log.check(segment))
+        assert segment.damaged
+    return disk, log
+
+
+def mend(log: Log, *sources: Copy | Away, number: int = 1, is_stopping: Callable[[], bool] = lambda: False) -> Outcome:
+    return repair(log, log.view.segments[number], sources, is_stopping)
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 300, 500])
+def test_any_damage_of_a_segment_is_repaired_byte_for_byte(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE_BYTES", piece)
+    twin = new_copy()
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    expected = bytes_in(twin, twin.view.segments[1])
+    index = bytes(disk.bytes_of(log.view.segments[1].index_path))
+    for at in range(0, len(expected), 29):
+        flip(disk, log.view.segments[1].path, at)
+        list(log.check(log.view.segments[1]))
+        assert mend(log, Copy(twin)) == Outcome(1, [])
+        assert disk.bytes_of(log.view.segments[1].path) == expected
+        assert disk.bytes_of(log.view.segments[1].index_path) == index
+        assert log.view.segments[1].damaged == ()
+        assert read_all(log) == GOOD
+    log.close(clean=False)
+    assert read_all(open_copy(disk, 4)) == GOOD
+
+
+@pytest.mark.parametrize("size", [0, 100, 300, 700])
+def test_what_is_missing_of_a_segment_is_repaired(size: int) -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    cut(disk, log.view.segments[1].path, size)
+    list(log.check(log.view.segments[1]))
+    assert mend(log, Copy(new_copy())).left == []
+    assert read_all(log) == GOOD
+
+
+def test_a_segment_whose_file_is_gone_is_repaired() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    disk.unlink(log.view.segments[1].path)
+    list(log.check(log.view.segments[1]))
+    assert mend(log, Copy(new_copy())) == Outcome(1, [])
+    assert read_all(log) == GOOD
+
+
+def test_replicas_with_damage_at_different_places_repair_each_other() -> None:
+    _, one = damaged_copy((1, 0), (1, 2))
+    _, other = damaged_copy((1, 1), (1, 3))
+    assert mend(one, Copy(other)) == Outcome(2, [])
+    assert mend(other, Copy(one)) == Outcome(2, [])
+    assert read_all(one) == read_all(other) == GOOD
+
+
+def test_damage_at_the_same_place_stays_and_the_rest_is_repaired() -> None:
+    disk, one = damaged_copy((1, 1), (1, 3))
+    _, other = damaged_copy((1, 1))
+    before = bytes_in(one, one.view.segments[1])
+    outcome = mend(one, Copy(other))
+    lost = range(PER_SEGMENT + RECORDS, PER_SEGMENT + 2 * RECORDS)
+    assert outcome.repaired == 1
+    assert [(each.damage.start_offset, each.damage.end_offset) for each in outcome.left] == [(lost.start, lost.stop)]
+    assert outcome.left[0].reason.startswith("other: corrupt batch")
+    assert read_all(one) == GOOD | dict.fromkeys(lost)
+    after = bytes_in(one, one.view.segments[1])
+    size = len(before) // BATCHES
+    assert after[: 3 * size] == before[: 3 * size], "the damaged bytes are kept"
+    one.close(clean=False)
+    again = open_copy(disk, 4)
+    assert read_all(again) == GOOD | dict.fromkeys(lost)
+    assert mend(again, Copy(new_copy())) == Outcome(1, [])
+    assert read_all(again) == GOOD
+
+
+def test_damage_that_nobody_can_repair_changes_nothing() -> None:
+    disk, one = damaged_copy((1, 1))
+    steps = list(disk.steps)
+    for sources, reason in (
+        ((), "there is no other replica"),
+        ((Away(), Copy(damaged_copy((1, 1))[1])), "away: .*is away.*; other: corrupt batch"),
+    ):
+        outcome = mend(one, *sources)
+        assert outcome.repaired == 0
+        assert re.match(reason, outcome.left[0].reason), outcome
+    assert disk.steps == steps
+
+
+def test_a_range_is_taken_from_several_replicas_if_none_has_all_of_it() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    cut(disk, log.view.segments[1].path, 0)
+    list(log.check(log.view.segments[1]))
+    log.view.segments[1].damaged = (log.view.segments[1].damaged[0]._replace(end_offset=2 * PER_SEGMENT),)
+    first, second = Copy(damaged_copy((1, 3))[1], "first"), Copy(damaged_copy((1, 0))[1], "second")
+    assert mend(log, first, second).left == []
+    assert read_all(log) == GOOD
+    assert second.read_from == [2 * PER_SEGMENT - RECORDS]
+
+
+def test_a_replica_with_other_records_there_is_not_believed() -> None:
+    _, log = damaged_copy((1, 1))
+    directory = LogDirectory(PATH, disk=MemoryDisk(), clock=ManualClock())
+    other = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    for offset in range(0, END, RECORDS):  # all in epoch 0, where the log has epoch 1
+        other.append([numbered(5000 + offset, RECORDS, 8)], 0)
+    outcome = mend(log, Copy(other))
+    assert outcome.repaired == 0
+    assert "another one" in outcome.left[0].reason
+
+
+def test_only_what_is_below_the_high_watermark_is_repaired() -> None:
+    _, log = damaged_copy((1, 1), (2, 0))
+    log.high_watermark = 2 * PER_SEGMENT
+    assert mend(log, Copy(new_copy()), number=1) == Outcome(1, [])
+    outcome = mend(log, Copy(new_copy()), number=2)
+    assert outcome.repaired == 0 and "high watermark" in outcome.left[0].reason
+
+
+def test_damage_before_the_start_does_not_count() -> None:
+    _, log = damaged_copy((1, 0))
+    log.delete_before(PER_SEGMENT + RECORDS)
+    assert log.view.segments[0].damaged
+    assert mend(log, Copy(new_copy()), number=0) == Outcome(0, [])
+
+
+def test_a_stop_ends_a_repair_and_leaves_no_file() -> None:
+    disk, log = damaged_copy((1, 3))
+    with pytest.raises(Closed):
+        mend(log, Copy(new_copy()), is_stopping=lambda: True)
+    assert not [name for name in disk.names(log.directory) if ".swap" in name]
+
+
+def test_new_damage_in_what_counts_as_good_is_not_taken_over() -> None:
+    disk, log = damaged_copy((1, 1))
+    segment = log.view.segments[1]
+    flip(disk, segment.path, 3 * (segment.size // BATCHES) + 150)
+    assert mend(log, Copy(new_copy())).repaired == 0
+    list(log.check(log.view.segments[1]))
+    assert mend(log, Copy(new_copy())) == Outcome(2, [])
+    assert read_all(log) == GOOD
+
+
+def test_damage_in_the_active_segment_is_repaired_after_a_roll() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    active = log.view.segments[-1]
+    flip(disk, active.path, 150)
+    list(log.check(active, active.base_offset, active.base_offset + 1))
+    assert active.damaged
+    with pytest.raises(CorruptBatch):
+        log.reader.read(active.base_offset, 1000)
+    log.roll_if_damaged()
+    assert log.view.segments[-1] is not active
+    assert mend(log, Copy(new_copy()), number=3) == Outcome(1, [])
+    assert read_all(log) == GOOD

@@ -1,0 +1,209 @@
+"""Bit rot on real brokers' disks is found, and repaired from other replicas, while clients read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.replica.scrubber import Scrubber
+from kafkalog.clock import ManualClock
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import iter_batches
+from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire.frames import error_from_wire
+from tests.broker.conftest import RunningBroker, StartBroker
+from tests.broker.data_port_client import a_batch
+from tests.broker.replica.test_replication import Brokers, in_sync, leader_of, new_topic, replica
+from tests.waiting import waited_for
+
+BATCHES = 20
+SIZE = 1000
+
+
+@pytest.fixture
+def brokers(start_broker: StartBroker) -> Brokers:
+    return {number: start_broker(number, replica_lag_time_max_ms=3000) for number in range(3)}
+
+
+def fill(leader: RunningBroker, topic: bytes, batches: int = BATCHES) -> None:
+    with leader.client() as client:
+        for number in range(batches):
+            appended = client.append(topic, a_batch([b"%04d" % number + bytes(SIZE)]), acks=-1)
+            assert not appended.HasField("error"), appended
+
+
+def filled_topic(brokers: Brokers) -> tuple[bytes, RunningBroker, list[RunningBroker]]:
+    """A topic with closed segments, all of which every replica has; its leader and the followers."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, segment_bytes=4096)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, *brokers))
+    fill(leader, topic)
+    waited_for(lambda: all(replica(each, topic).high_watermark == BATCHES for each in brokers.values()))
+    return topic, leader, [each for each in brokers.values() if each is not leader]
+
+
+def segments(broker: RunningBroker, topic: bytes) -> list[Path]:
+    return sorted(Path(broker.broker.settings.log_dir).glob(f"{topic.hex()}-0/*.log"))
+
+
+def contents(broker: RunningBroker, topic: bytes) -> list[bytes]:
+    replica(broker, topic).log.flush()
+    return [path.read_bytes() for path in segments(broker, topic)]
+
+
+def flip(broker: RunningBroker, topic: bytes, segment: int, at: int) -> None:
+    path = segments(broker, topic)[segment]
+    with path.open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([old ^ 4]))
+
+
+def scrub(broker: RunningBroker) -> None:
+    """One round, at once, with a scrubber of its own."""
+    host, clock = broker.broker.host, ManualClock()
+    scrubber = Scrubber(host, host._directory, clock)
+    clock.advance(61)
+    while True:
+        pause = scrubber.step()
+        if scrubber._work is None and not scrubber._round and pause > 30:
+            break
+        clock.advance(pause)
+    assert scrubber.checked_bytes
+
+
+def known(broker: RunningBroker) -> list[tuple[int, int, str]]:
+    status = broker.stub.DescribeBroker(bpb.DescribeBrokerRequest(), timeout=30)
+    return [(each.start_offset, each.end_offset, each.reason) for each in status.damaged]
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
+def test_a_round_finds_damage_and_repairs_it_byte_for_byte(brokers: Brokers, leads: bool) -> None:
+    topic, leader, followers = filled_topic(brokers)
+    broker = leader if leads else followers[0]
+    before = contents(broker, topic)
+    assert len(before) > 3
+    for segment, at in ((0, 10), (1, 700), (2, 1500)):
+        flip(broker, topic, segment, at)
+    scrub(broker)
+    assert contents(broker, topic) == before
+    assert known(broker) == []
+
+
+def test_a_read_that_meets_damage_gets_an_error_and_then_the_repaired_records(brokers: Brokers) -> None:
+    topic, leader, _ = filled_topic(brokers)
+    before = contents(leader, topic)
+    flip(leader, topic, 0, 10)
+    with leader.client() as client:
+        fetched, _ = client.fetch(topic, 0)
+        assert isinstance(error_from_wire(fetched.error), CorruptBatch)
+        waited_for(lambda: contents(leader, topic) == before)
+
+        def is_served() -> bool:
+            fetched, body = client.fetch(topic, 0)
+            if fetched.HasField("error"):
+                return False
+            assert next(header.base_offset for header, _ in iter_batches(memoryview(body))) == 0
+            return True
+
+        waited_for(is_served)
+
+
+@pytest.mark.parametrize("at", [10, 700], ids=["header", "body"])
+def test_a_follower_copies_over_a_hole_of_its_leader_that_another_replica_fills(
+    brokers: Brokers, start_broker: StartBroker, at: int
+) -> None:
+    topic = new_topic(brokers[0], min_insync_replicas=2, segment_bytes=4096)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    late = next(number for number, each in brokers.items() if each is not leader)
+    brokers.pop(late).stop(clean=False)
+    fill(leader, topic)
+    other = next(each for each in brokers.values() if each is not leader)
+    waited_for(lambda: replica(other, topic).high_watermark == BATCHES)
+    before = contents(leader, topic)
+    flip(leader, topic, 1, at)
+    brokers[late] = start_broker(late)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    assert b"".join(contents(brokers[late], topic)) == b"".join(before)
+    assert contents(leader, topic) == before
+
+
+def test_damage_at_different_places_is_repaired_on_both_and_at_the_same_place_stays(brokers: Brokers) -> None:
+    topic, leader, followers = filled_topic(brokers)
+    before = {id(each): contents(each, topic) for each in brokers.values()}
+    flip(leader, topic, 0, 700)
+    for each in followers:
+        flip(each, topic, 2, 700)
+    flip(followers[0], topic, 1, 700)
+    flip(followers[1], topic, 0, 2000)
+    for each in brokers.values():
+        scrub(each)
+    for each in brokers.values():
+        assert contents(each, topic) == before[id(each)]
+    for each in brokers.values():
+        flip(each, topic, 2, 700)
+    scrub(leader)
+    [(start, end, _)] = known(leader)
+    request = bpb.RepairPartitionRequest(topic_id=topic, partition=0, max_wait_ms=10_000)
+    reply = leader.stub.RepairPartition(request, timeout=30)
+    assert reply.done
+    [left] = reply.damaged
+    assert (left.start_offset, left.end_offset) == (start, end) and "corrupt batch" in left.reason
+    assert known(leader) == [(start, end, left.reason)]
+    found, offset = [], 0
+    while offset < BATCHES:
+        try:
+            with replica(leader, topic).read(offset, 1 << 20, None) as piece:
+                found += [header.base_offset for header, _ in iter_batches(memoryview(piece.read()))]
+            offset = found[-1] + 1
+        except CorruptBatch as error:
+            offset = error.facts["end_offset"]
+    assert found == [each for each in range(BATCHES) if not start <= each < end]
+
+
+def test_the_only_replica_keeps_what_it_has_and_says_so(broker: RunningBroker) -> None:
+    topic = new_topic(broker, replicas=1, segment_bytes=4096)
+    leader_of({0: broker}, topic)
+    fill(broker, topic)
+    flip(broker, topic, 0, 700)
+    before = contents(broker, topic)
+    scrub(broker)
+    [(start, end, _)] = known(broker)
+    assert end - start == 1
+    request = bpb.RepairPartitionRequest(topic_id=topic, partition=0, max_wait_ms=10_000)
+    broker.stub.RepairPartition(request, timeout=30)
+    assert known(broker) == [(start, end, "there is no other replica")]
+    assert contents(broker, topic) == before
+
+
+def test_a_broker_stops_at_once_while_it_scrubs(start_broker: StartBroker) -> None:
+    broker = start_broker(scrub_bytes_per_second=1)
+    topic = new_topic(broker, replicas=1, segment_bytes=4096)
+    leader_of({0: broker}, topic)
+    fill(broker, topic)
+    scrubber = broker.broker.scrubber
+    scrubber._next_round_at = 0.0
+    with scrubber._changed:
+        scrubber._ask((topic, 0))  # wakes the thread
+    waited_for(lambda: scrubber.checked_bytes > 0)
+    scrubber.stop()
+    assert not scrubber._thread.is_alive()
+
+
+def test_digests_of_replicas_are_the_same_and_count_damage(brokers: Brokers) -> None:
+    topic, leader, followers = filled_topic(brokers)
+    request = bpb.DigestRangeRequest(topic_id=topic, partition=0, start_offset=0, max_bytes=1 << 20)
+    whole = leader.stub.DigestRange(request, timeout=30)
+    assert (whole.start_offset, whole.end_offset, whole.batches) == (0, BATCHES, BATCHES)
+    assert whole.bytes == sum(map(len, contents(leader, topic)))
+    request.end_offset = whole.end_offset
+    assert all(each.stub.DigestRange(request, timeout=30) == whole for each in followers)
+    part = bpb.DigestRangeRequest(topic_id=topic, partition=0, start_offset=3, end_offset=7)
+    found = [each.stub.DigestRange(part, timeout=30) for each in brokers.values()]
+    assert {(each.digest, each.batches) for each in found} == {(found[0].digest, 4)}
+    flip(followers[0], topic, 0, 700)
+    damaged = followers[0].stub.DigestRange(request, timeout=30)
+    assert damaged.batches == BATCHES - 1 and len(damaged.damaged) == 1
