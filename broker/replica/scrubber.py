@@ -36,6 +36,8 @@ log = get_logger(__name__)
 _FIRST_ROUND_SECONDS = 60.0
 """After the start, when other work waits."""
 _IDLE_SECONDS = 60.0
+_PAUSE_SECONDS_MIN = 0.01
+"""After each piece of a round, however small: a broker may have thousands of small logs."""
 _AGAIN_SECONDS, _AGAIN_SECONDS_MAX = 60.0, 3600.0
 _CONNECT_TIMEOUT_MS = 3_000
 _REQUEST_TIMEOUT_MS = 10_000
@@ -181,7 +183,7 @@ class Scrubber:
         if read is None:
             self._work, read = None, 0
         self.checked_bytes += read
-        return read / self._bytes_per_second
+        return max(_PAUSE_SECONDS_MIN, read / self._bytes_per_second)
 
     def _next_work(self, now: float) -> Iterator[int] | None:
         """The check of the next partition; None: the round is over, and the next one not due."""

@@ -17,8 +17,10 @@ from broker.storage.reader import reach
 from kafkalog.format.batch import BatchHeader
 from kafkalog.wire import broker_pb2 as pb
 
-_SUMMED = struct.Struct("<qiiqII")  # offset, length, epoch, append time and both checksums: with them, all of a batch
-assert _SUMMED.size == 32
+_SUMMED = struct.Struct("<qiiqI")
+"""Of each batch: offset, length, epoch, append time, and the checksum of the rest. Not the header's checksum: the
+checksum of bytes and of their own checksum after them is the same whatever the bytes are."""
+assert _SUMMED.size == 28
 _BYTES_MAX = 8 << 20
 _WAIT_SECONDS_MAX = 10.0
 _DAMAGED_MAX = 1000
@@ -49,7 +51,7 @@ def digest_range(request: pb.DigestRangeRequest, host: Host) -> pb.RangeDigest:
 
     def add(header: BatchHeader) -> None:
         if start <= header.base_offset < end:
-            reply.digest = crc32c(_SUMMED.pack(*header[:6]), reply.digest)
+            reply.digest = crc32c(_SUMMED.pack(*header[:4], header.crc), reply.digest)
             reply.batches += 1
             reply.bytes += header.length
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -216,6 +217,34 @@ def test_a_read_that_spares_the_cache_returns_what_a_read_does(tmp_path: Path) -
     try:
         for position, length in ((0, 25_600), (100, 5), (25_000, 5000), (30_000, 10)):
             assert disk.read_sparing_cache(fd, length, position) == disk.read(fd, length, position)
+    finally:
+        disk.close(fd)
+
+
+def test_a_read_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
+    disk = Disk()
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    fd = disk.open(path)
+
+    def is_cached() -> bool:
+        try:
+            return os.preadv(fd, [bytearray(1 << 20)], 0, os.RWF_NOWAIT) == 1 << 20
+        except BlockingIOError:
+            return False
+        except OSError:
+            pytest.skip("the file system does not say what is cached")
+
+    try:
+        assert is_cached()
+        disk.read_sparing_cache(fd, 1 << 20, 0)
+        assert is_cached()
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 1 << 20, os.POSIX_FADV_DONTNEED)
+        if is_cached():
+            pytest.skip("the file system is in memory")
+        assert disk.read_sparing_cache(fd, 1 << 20, 0) == bytes(1 << 20)
+        assert not is_cached()
     finally:
         disk.close(fd)
 
