@@ -50,6 +50,12 @@ def describe(bootstrap: str, as_json: bool) -> None:
         click.echo(f"\n{counted(len(found['unserved']), 'partition')} not served:")
         for each in found["unserved"]:
             click.echo(f"  {each['topic']}-{each['partition']}: {each['error']}")
+    if found["damaged"]:
+        click.echo(f"\n{counted(len(found['damaged']), 'damaged range')}:")
+        for each in found["damaged"]:
+            where = f"{each['topic']}-{each['partition']} on broker {each['broker']}"
+            reason = each["reason"] or "to be repaired"
+            click.echo(f"  {where}: offsets {each['start_offset']} to {each['end_offset'] - 1}: {reason}")
 
 
 def _description(admin: Admin) -> dict[str, Any]:
@@ -76,6 +82,18 @@ def _description(admin: Admin) -> dict[str, Any]:
         if error is not None:
             unserved.append({"topic": partition.topic, "partition": partition.partition, "error": str(error)})
     records, size_bytes, _ = totals(extents, leaders)
+    damaged = [
+        {
+            "broker": broker_id,
+            "topic": each.topic,
+            "partition": each.partition,
+            "start_offset": each.start_offset,
+            "end_offset": each.end_offset,
+            "reason": each.reason,
+        }
+        for broker_id, status in admin.describe_brokers().items()
+        for each in status.damaged
+    ]
     return {
         "cluster_id": described.cluster_id,
         "zookeeper": f"{described.zookeeper_connect}{described.zookeeper_chroot}",
@@ -99,4 +117,5 @@ def _description(admin: Admin) -> dict[str, Any]:
         "records": records,
         "size_bytes": size_bytes,
         "unserved": unserved,
+        "damaged": damaged,
     }

@@ -346,3 +346,7 @@ def _status_findings(status: BrokerStatus, zookeeper: str) -> Iterator[Finding]:
         yield Finding(check, "failed", "its disk was full less than a minute ago", advice)
     else:
         yield Finding(check, "ok", f"{counted(status.counters['partitions.served'], 'partition')} served")
+    for each in status.damaged:
+        found = f"offsets {each.start_offset} to {each.end_offset - 1} of {each.topic}-{each.partition} are damaged"
+        advice = each.reason or "they are about to be repaired from another replica"
+        yield Finding(f"{name} disk", "failed", found, advice)

@@ -9,7 +9,16 @@ import click
 
 from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
 from kafkalog.cli.extents import extent_rows, totals
-from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_rows, print_table
+from kafkalog.cli.output import (
+    admin_of,
+    counted,
+    end_with,
+    print_json,
+    print_none,
+    print_rows,
+    print_table,
+    progress,
+)
 from kafkalog.cli.reassign import reassign
 from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
 from kafkalog.records import TopicPartition
@@ -17,6 +26,7 @@ from kafkalog.records import TopicPartition
 if TYPE_CHECKING:
     from kafkalog.client.admin import PartitionExtent, TopicDescription
     from kafkalog.client.cluster import PartitionInfo
+    from kafkalog.client.verification import VerifiedPartition
 
 _NO_TOPICS = "there are no topics"
 _PARTITION_COLUMNS = [
@@ -280,6 +290,101 @@ def recover(
 
 
 topics.add_command(reassign)
+
+
+@topics.command(
+    "verify",
+    examples=[
+        ("All partitions of a topic", "kafkalog topics verify flights"),
+        ("Repair what is damaged, from other replicas", "kafkalog topics verify flights --repair"),
+        (
+            "One partition, at 10 MB/s, for a program",
+            "kafkalog topics verify flights --partition 2 --bytes-per-second 10000000 --json",
+        ),
+    ],
+)
+@click.argument("names", nargs=-1, metavar="[TOPIC]...")
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Only this one; repeatable. Needs one TOPIC.",
+)
+@click.option("--repair", is_flag=True, help="Have damaged ranges repaired from other replicas.")
+@click.option("--bytes-per-second", type=click.IntRange(1), default=50_000_000, show_default=True, metavar="N",
+              help="How fast each broker reads its disk.")  # fmt: skip
+@bootstrap_option
+@json_option
+def verify(
+    names: tuple[str, ...],
+    partitions: tuple[int, ...],
+    repair: bool,
+    bytes_per_second: int,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Compare the replicas of TOPICs, or of all topics, up to the high watermark. Each broker reads the batches from
+    its disk and checks them. Fails if a replica is damaged, differs from the leader, or was not checked."""
+    if partitions and len(names) != 1:
+        raise click.UsageError("--partition needs one TOPIC")
+    found: list[VerifiedPartition] = []
+    with admin_of(bootstrap) as admin:
+        listed = admin.describe_topics(list(names) or None)
+        wanted = {
+            TopicPartition(topic.name, number)
+            for topic in listed
+            for number in partitions or range(len(topic.partitions))
+        }
+        extents = admin.extents([topic.name for topic in listed])
+        _, size_bytes, _ = totals(extents, [each for each in wanted if each in extents])
+        with progress("bytes compared", size_bytes) as advance:
+            for topic in listed:
+                found += admin.verify(
+                    topic.name, partitions or None, repair=repair, bytes_per_second=bytes_per_second, advance=advance
+                )
+    faults = [fault for each in found for fault in each.faults]
+    if as_json:
+        print_json([_verified(each) for each in found])
+    else:
+        for fault in faults:
+            where = (
+                f"offsets {fault.start_offset} to {fault.end_offset - 1} "
+                if fault.end_offset > fault.start_offset
+                else ""
+            )
+            reason = f": {fault.reason}" if fault.reason else ""
+            click.echo(f"{fault.partition} on broker {fault.broker_id}: {where}{fault.what}{reason}")
+        replicas = sum(len(each.replicas) for each in found)
+        click.echo(
+            f"{counted(len(found), 'partition')}, {counted(replicas, 'replica')}, "
+            f"{counted(sum(each.bytes for each in found), 'byte')} compared: {counted(len(faults), 'fault')}"
+        )
+    if faults:
+        where = f"{faults[0].partition} on broker {faults[0].broker_id}"
+        raise KafkalogError(reason=f"{counted(len(faults), 'fault')}, the first in {where}")
+
+
+def _verified(each: VerifiedPartition) -> dict[str, Any]:
+    return {
+        "topic": each.partition.topic,
+        "partition": each.partition.partition,
+        "replicas": each.replicas,
+        "start_offset": each.start_offset,
+        "end_offset": each.end_offset,
+        "batches": each.batches,
+        "bytes": each.bytes,
+        "faults": [
+            {
+                "broker": fault.broker_id,
+                "what": fault.what,
+                "start_offset": fault.start_offset,
+                "end_offset": fault.end_offset,
+                "reason": fault.reason,
+            }
+            for fault in each.faults
+        ],
+    }
 
 
 @topics.command(

@@ -21,6 +21,7 @@ from kafkalog.client.groups import (
     reset_offsets,
 )
 from kafkalog.client.reassignments import Reassignment, ReassignmentProgress, change, under_way
+from kafkalog.client.verification import Verification, VerifiedPartition
 from kafkalog.errors import (
     BrokerBusy,
     BrokerStopping,
@@ -43,6 +44,7 @@ TopicDescription = TopicInfo
 _STALE = (*OUT_OF_DATE, LeaderNotAvailable)
 """Failures after which the topics are asked for anew."""
 
+_REPAIR_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
 
 
@@ -331,6 +333,12 @@ class Admin:
         status = self._cluster.call("DescribeBroker", pb.DescribeBrokerRequest(), broker_id=broker_id)
         return status
 
+    def describe_brokers(self) -> dict[int, pb.BrokerStatus]:
+        """The status of each live broker that answers at once, by id; see `describe_broker`."""
+        live = [broker.broker_id for broker in self._cluster.describe().brokers]
+        answers = self._cluster.call_each("DescribeBroker", pb.DescribeBrokerRequest(), live)
+        return {each: status for each, status in answers.items() if not isinstance(status, Exception)}
+
     def topics(self) -> list[TopicInfo]:
         """Every topic, by name."""
         return self._cluster.describe_topics()
@@ -605,6 +613,41 @@ class Admin:
             dry_run=dry_run,
         )
         return change(self._cluster, request)
+
+    def verify(
+        self,
+        name: str,
+        partitions: Iterable[int] | None = None,
+        *,
+        repair: bool = False,
+        bytes_per_second: float | None = None,
+        advance: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[VerifiedPartition]:
+        """Compare the replicas of a topic's partitions with each other: each broker reads them from its disk and checks
+        them, up to the high watermark.
+
+        Args:
+            partitions: None: all.
+            repair: have damaged replicas repaired from the others, for at most a minute each; only what is left is
+                returned.
+            bytes_per_second: bounds how fast each broker reads; None: it is not bounded.
+            advance: called with the number of bytes that were compared since the last call.
+
+        Yields:
+            Each partition, in order. Brokers that do not answer are among its faults.
+
+        Raises:
+            UnknownTopic, UnknownPartition: it does not exist.
+        """
+        [topic] = self._cluster.describe_topics([arguments.text("name", name)])
+        numbers = range(len(topic.partitions)) if partitions is None else sorted(set(partitions))
+        chosen = [topic.partition(number) for number in numbers]  # before the first is compared: UnknownPartition
+        for partition in chosen:
+            verification = Verification(self._cluster, topic, partition, bytes_per_second, advance)
+            verification.run()
+            if repair:
+                verification.repair(_REPAIR_SECONDS)
+            yield verification.found
 
     def delete_topic(self, name: str) -> tuple[int, ...]:
         """Delete a topic and its records.
