@@ -73,7 +73,7 @@ class _Range:
     def is_there(self) -> bool:
         """Whether the first batches can be had; `reason` says why not."""
         try:
-            self._first = next(self._pieces)
+            self._first = next(self._pieces, memoryview(b""))  # without offsets: bytes that belong to no batch
         except _NotObtained as error:
             self.reason = str(error)
         return self._first is not None

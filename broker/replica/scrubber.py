@@ -370,7 +370,7 @@ def known_damage(partition: Partition) -> Iterator[Damage]:
     view = partition.log.view
     for segment in view.segments:
         for damage in segment.damaged:
-            if damage.end_offset > view.start_offset:
+            if damage.end_offset > max(view.start_offset, damage.start_offset):
                 yield damage
 
 

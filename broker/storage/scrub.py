@@ -61,9 +61,6 @@ class SegmentCheck:
                     self._position = max(self._position, damage.end_position)
                     self.offset = damage.end_offset
                 elif self._position >= self._limit:
-                    if self.offset < self._limit_offset:
-                        end = self._limit
-                        self._reader.note_damage(segment, [Damage(self.offset, self._limit_offset, end, end)])
                     return
                 else:
                     length = min(PIECE_BYTES, self._limit - self._position)

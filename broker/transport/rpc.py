@@ -152,6 +152,7 @@ class BrokerService:
         self._stopping.set()
         self._groups.states.wake_all()
         self._staged_jobs.stop()
+        self._scrubber.stop()
         for partition in self._host.hosted.values():
             partition.wake_waiters()
 

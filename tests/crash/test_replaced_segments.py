@@ -35,6 +35,7 @@ def damaged_log(disk: MemoryDisk) -> Log:
     flip(disk, segment.path, segment.size // 4 + 100)
     assert sum(log.check(segment)) >= segment.size
     assert [each[:2] for each in segment.damaged] == [(DAMAGED, DAMAGED + RECORDS)]
+    log.check_index(segment)  # the saved index has the damage, and must not describe the new file
     return log
 
 
@@ -91,6 +92,25 @@ def test_a_stop_at_any_step_leaves_the_old_segments_or_the_new_one(first: int, l
         assert not decided or is_new, f"the decision was taken back before {step}"
         decided = is_new and whole != damaged()
     assert len(images) > 10
+
+
+def test_a_stop_within_the_start_that_finishes_a_replacement_costs_nothing() -> None:
+    disk = MemoryDisk()
+    log = damaged_log(disk)
+    images = disk.images()
+    assert log.replace(written(log, 0, 2))
+    disk.before = lambda step: None
+    name = f"{0:020d}-{3 * PER_SEGMENT:020d}.swap"
+    decided = [each for each in images if name in each.names(log.directory)]
+    assert len(decided) > 4
+    for seed, image in enumerate(decided[::2]):
+        opening = image.after_kill()
+        within = opening.images()
+        open_copy(opening, 4)
+        assert within
+        for each in within:
+            assert check(each.after_kill(), [good()]) == good()
+            check(each.after_power_cut(random.Random(seed), 0.5), [good(), damaged()])
 
 
 def test_a_replacement_that_was_finished_does_not_come_back_after_a_truncation() -> None:
@@ -204,6 +224,25 @@ def test_a_full_disk_leaves_the_old_segments(step: str) -> None:
     assert read_all(log) == damaged()
     assert log.replace(written(log, 1, 1))
     assert read_all(log) == good()
+
+
+def test_a_decision_that_may_have_been_taken_ends_the_directory() -> None:
+    """The log must not go on: the next start would put the replacement over what it has by then."""
+    disk = MemoryDisk()
+    log = damaged_log(disk)
+    replacement = written(log, 1, 1)
+    renamed: list[str] = []
+
+    def refuse(step: str) -> None:
+        if step == "sync_dir" and renamed:
+            raise OSError(28, "No space left on device")
+        if step.endswith(".swap"):
+            renamed.append(step)
+
+    disk.before = refuse
+    with pytest.raises(StorageFailed):
+        log.replace(replacement)
+    assert check(disk.after_kill(), [good()]) == good()
 
 
 def test_an_error_after_the_decision_ends_the_directory_and_the_next_start_finishes() -> None:

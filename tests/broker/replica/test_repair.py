@@ -164,6 +164,35 @@ def test_a_range_is_taken_from_several_replicas_if_none_has_all_of_it() -> None:
     assert second.read_from == [2 * PER_SEGMENT - RECORDS]
 
 
+def test_a_range_of_which_no_replica_has_the_end_stays_as_it_is() -> None:
+    disk, log = damaged_copy((1, 1), (1, 3))
+    segment = log.view.segments[1]
+    size = segment.size // BATCHES
+    flip(disk, segment.path, 2 * size + 150)
+    segment.damaged = ()
+    list(log.check(segment))
+    ranges = [(PER_SEGMENT + RECORDS, PER_SEGMENT + 3 * RECORDS), (PER_SEGMENT + 3 * RECORDS, 2 * PER_SEGMENT)]
+    assert [(each.start_offset, each.end_offset) for each in segment.damaged] == ranges
+    before = bytes_in(log, segment)
+    outcome = mend(log, Copy(damaged_copy((1, 2))[1]))
+    assert outcome.repaired == 1
+    assert [(each.damage.start_offset, each.damage.end_offset) for each in outcome.left] == ranges[:1]
+    assert bytes_in(log, log.view.segments[1])[: 3 * size] == before[: 3 * size], "the damaged bytes are kept"
+    assert mend(log, Copy(new_copy())).left == [] and read_all(log) == GOOD
+
+
+def test_batches_in_each_others_place_are_put_in_order() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    segment = log.view.segments[1]
+    before, size = bytes_in(log, segment), segment.size // BATCHES
+    disk.bytes_of(segment.path)[size : 3 * size] = before[2 * size : 3 * size] + before[size : 2 * size]
+    list(log.check(segment))
+    assert mend(log, Copy(new_copy())).left == []
+    assert bytes_in(log, log.view.segments[1]) == before
+    assert read_all(log) == GOOD
+
+
 def test_a_replica_with_other_records_there_is_not_believed() -> None:
     _, log = damaged_copy((1, 1))
     directory = LogDirectory(PATH, disk=MemoryDisk(), clock=ManualClock())

@@ -16,6 +16,7 @@ from broker.storage.index import Damage
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import Closed, CorruptBatch, StorageFailed
+from kafkalog.format.batch import stamp
 from tests.broker.storage.batches import make_batch, read_all, topic
 from tests.broker.storage.copies import (
     BATCHES,
@@ -56,6 +57,29 @@ def test_a_flip_of_any_byte_of_a_closed_segment_is_found(piece: int, monkeypatch
         segment.damaged = ()
     assert sum(log.check(segment)) >= segment.size
     assert read_all(log) == GOOD
+
+
+def test_batches_in_each_others_place_are_found() -> None:
+    """As after a write that the disk made elsewhere: the checksums match."""
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    segment = log.view.segments[1]
+    size = segment.size // BATCHES
+    data = disk.bytes_of(segment.path)
+    data[size : 2 * size], data[2 * size : 3 * size] = data[2 * size : 3 * size], data[size : 2 * size]
+    list(log.check(segment))
+    assert offsets_of(segment.damaged) == [PER_SEGMENT + 2 * RECORDS, PER_SEGMENT + 2 * RECORDS + 1]
+    assert read_all(log) == GOOD | dict.fromkeys(offsets_of(segment.damaged)), "the one that is too early is left out"
+
+
+def test_a_batch_of_an_older_epoch_is_found() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    segment = log.view.segments[1]
+    size = segment.size // BATCHES
+    stamp(memoryview(disk.bytes_of(segment.path))[size:], PER_SEGMENT + RECORDS, 0, 1)
+    list(log.check(segment))
+    assert offsets_of(segment.damaged) == [PER_SEGMENT + RECORDS, PER_SEGMENT + RECORDS + 1]
 
 
 def test_good_segments_cost_one_read_of_them_and_nothing_is_written() -> None:
