@@ -171,8 +171,9 @@ def test_a_range_of_which_no_replica_has_the_end_stays_as_it_is() -> None:
     flip(disk, segment.path, 2 * size + 150)
     segment.damaged = ()
     list(log.check(segment))
+    found = log.view.segments[1].damaged
     ranges = [(PER_SEGMENT + RECORDS, PER_SEGMENT + 3 * RECORDS), (PER_SEGMENT + 3 * RECORDS, 2 * PER_SEGMENT)]
-    assert [(each.start_offset, each.end_offset) for each in segment.damaged] == ranges
+    assert [(each.start_offset, each.end_offset) for each in found] == ranges
     before = bytes_in(log, segment)
     outcome = mend(log, Copy(damaged_copy((1, 2))[1]))
     assert outcome.repaired == 1
