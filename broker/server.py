@@ -45,7 +45,8 @@ from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import read_properties
 from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed, ZooKeeperUnreachable
 from kafkalog.events import get_logger, log_to_stderr
-from kafkalog.zk import registry
+from kafkalog.versions import FORMATS
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 
@@ -95,6 +96,7 @@ class Broker:
 
         Raises:
             AddressInUse, DataDirInUse, ClusterMismatch, ZooKeeperUnreachable, StorageFailed, InvalidSetting.
+            FormatLevelNotUnderstood: the cluster was upgraded beyond this version.
         """
         try:
             self._start()
@@ -130,7 +132,9 @@ class Broker:
         session.start()
         self._undo.append(session.close)
         with session.patient():
-            cluster_id = registry.cluster_id(session, self._clock.now_us())
+            cluster = join_cluster(session, self._clock.now_us())
+        cluster.check_understood(settings.broker_id, FORMATS)
+        cluster_id = cluster.cluster_id
         directory.claim(cluster_id, settings.broker_id)
 
         assert directory.directory_id is not None

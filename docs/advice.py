@@ -113,4 +113,8 @@ ADVICE = {
     207: "Wait until the move is over, or cancel it first.",
     208: "Wait until a replica from before is in sync again (`kafkalog topics reassign --status`).",
     209: "Name more brokers, start some, or ask for fewer copies.",
+    210: "Upgrade the older of the two. Clients and brokers speak several versions, so upgrade brokers before clients.",
+    211: "Start the newer version of the broker again; see [upgrade](../OPERATIONS.md#upgrade).",
+    212: "Upgrade the brokers that the sentence names, then raise the level again "
+    "(`kafkalog cluster upgrade --dry-run` lists them).",
 }

@@ -528,6 +528,28 @@ class ProtocolError(KafkalogError):
     message = "{address}: {reason}"
 
 
+class NoCommonVersion(ProtocolError):
+    """One of the two is too old for the other: upgrade it."""
+
+    code = 210
+    message = "{address} speaks the protocol versions {theirs}, and this side {ours}: they have none in common"
+
+
+class FormatLevelNotUnderstood(KafkalogError):
+    """The broker does not start, or is not registered any more: it could not read what others have written."""
+
+    code = 211
+    message = (
+        "the cluster has format level {level}, and broker {broker_id} understands {understood}: "
+        "start a version of the broker that understands level {level}"
+    )
+
+
+class FormatLevelNotRaised(KafkalogError):
+    code = 212
+    message = "the cluster's format level stays {level}: {reason}"
+
+
 class TooManyConnections(RetriableError):
     code = 52
     message = "the broker already has {limit} connections (max.connections)"

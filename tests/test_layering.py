@@ -17,7 +17,7 @@ PACKAGES = ("kafkalog", "broker", "pyspark_kafkalog")
 
 LAYERS = {
     "kafkalog": [
-        ["errors", "config", "clock", "records", "events", "retry", "threads"],
+        ["errors", "config", "clock", "records", "events", "retry", "threads", "versions"],
         ["assignors", "patterns"],
         ["format"],
         ["wire"],

@@ -28,7 +28,7 @@ from kafkalog.events import get_logger
 from kafkalog.records import TopicPartition
 from kafkalog.zk import groups, members, registry
 from kafkalog.zk.members import GroupState, Member, Seat, Topic
-from kafkalog.zk.session import BadVersion, NoNode
+from kafkalog.zk.session import ANY_VERSION, BadVersion, NoNode
 
 log = get_logger(__name__)
 
@@ -94,7 +94,8 @@ class Groups:
             after = after.with_seat(member.name, Seat(epoch, after.seats[member.name].share))
             members.check_room_for_claims(group, after)
             describe = members.create_member if seat is None else members.describe_member
-            return self.states.write(group, state, after, describe(group, member)), epoch
+            kept = member if known is None else member._replace(unknown=known.unknown)
+            return self.states.write(group, state, after, describe(group, kept)), epoch
 
         return self.states.change(group, change)
 
@@ -104,7 +105,7 @@ class Groups:
         def change(state: GroupState) -> None:
             seat = state.seats.get(name)
             if seat is not None and epoch in (None, seat.epoch):
-                self._remove(group, state, {name: members.ANY_VERSION})
+                self._remove(group, state, {name: ANY_VERSION})
 
         self.states.change(group, change)
 

@@ -236,7 +236,7 @@ class Host:
                 # written.
                 self._directory.replace_log(topic_id, number, label, start_offset)
                 renewed = PartitionState.only(self.broker_id, self._directory_id, state.leader_epoch + 1, state.version)
-                renewed = replace(renewed, replicas=state.replicas)
+                renewed = replace(renewed, replicas=state.replicas, unknown=state.unknown)
                 written = registry.write_states(self._session, topic, {number: renewed}).get(number)
                 if written is not None and written.directory == renewed.directory:
                     self._directory.trust_log(topic_id, number)

@@ -11,9 +11,14 @@ from collections.abc import Callable, Mapping
 
 from broker.config import TopicSettings
 from kafkalog.errors import UnknownTopic, UnknownTopicId
+from kafkalog.events import get_logger
+from kafkalog.versions import FIRST
 from kafkalog.zk import registry
+from kafkalog.zk.cluster import read_cluster
 from kafkalog.zk.registry import BrokerRecord, TopicRecord
 from kafkalog.zk.session import ZooKeeperSession
+
+log = get_logger(__name__)
 
 
 class Metadata:
@@ -23,6 +28,7 @@ class Metadata:
         session: the connection to ZooKeeper.
         changed: guards `dirty`, and all else that the watching thread waits for; notified after the views changed.
         dirty: paths of znodes that changed and are not read yet.
+        format_level: the cluster's: nothing may be written in a format of a higher one (`kafkalog/versions.py`).
         is_current: everything was read since the last connection to ZooKeeper. Guarded by `changed`.
         stopping: nothing will be read any more.
     """
@@ -31,6 +37,7 @@ class Metadata:
         self.session = session
         self.changed = threading.Condition()
         self.dirty: set[str] = set()
+        self.format_level = FIRST
         self.is_current = False
         self.stopping = False
         self._topics: Mapping[str, TopicRecord] = {}
@@ -102,6 +109,14 @@ class Metadata:
     def read_brokers(self) -> None:
         """Raises ZooKeeperUnreachable."""
         self._brokers = registry.live_brokers(self.session, self.path_changed)
+
+    def read_cluster(self) -> None:
+        """Raises ZooKeeperUnreachable, UnreadableZnode."""
+        found = read_cluster(self.session, self.path_changed)
+        if found is None or found.format_level <= self.format_level:  # removed or restored by hand: it is never lowered
+            return
+        self.format_level = found.format_level
+        log.info("format_level_changed", level=found.format_level)
 
     def publish(self, topics: Mapping[str, TopicRecord]) -> None:
         """Replace the view of the topics."""

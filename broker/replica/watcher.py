@@ -25,7 +25,7 @@ from kafkalog.zk.registry import TopicRecord
 log = get_logger(__name__)
 
 _EVERY_TOPIC = paths.TOPICS + "/"
-_EVERYTHING = frozenset({paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
+_EVERYTHING = frozenset({paths.CLUSTER, paths.BROKER_IDS, paths.TOPICS, paths.DELETED_TOPICS, _EVERY_TOPIC})
 """What is to be read where no watch can be relied on; in `dirty` beside the paths that changed."""
 
 
@@ -132,6 +132,9 @@ class Watcher:
 
     def _sync(self, dirty: Collection[str]) -> None:
         """Read what changed, and let the host act on it for one turn."""
+        if paths.CLUSTER in dirty:
+            with self._undone.sparing_others(paths.CLUSTER):
+                self._metadata.read_cluster()
         if any(path.startswith(paths.BROKER_IDS) for path in dirty):
             self._metadata.read_brokers()
         self._read_topics(dirty)

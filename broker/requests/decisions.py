@@ -5,6 +5,7 @@ A write is only a compare-and-set: the coordinator has the rules of who may deci
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from broker.replica.host import Host
@@ -48,6 +49,15 @@ def _check(decision: Decision) -> None:
             reason=f"the commit uuid of batch {decision.batch_id} has {len(decision.commit_uuid)} bytes; it must have "
             f"{UUID_SIZE}, or 0 if no batch is decided (batch {NO_BATCH})"
         )
+    if decision.unknown and not _is_object(decision.unknown):
+        raise InvalidRequest(reason=f"a decision's unknown fields must be a JSON object, not {decision.unknown[:50]!r}")
     for topic in (*decision.topics, *decision.applied):
         if len(topic.topic_id) != UUID_SIZE or any(first > last for first, last in topic.partitions):
             raise InvalidRequest(reason=f"topic '{topic.topic}' has an invalid topic id or range of partitions")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

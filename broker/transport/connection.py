@@ -238,7 +238,7 @@ class Connection:
         self._on_end(self)
 
     def _greet(self) -> bool:
-        """Exchange hellos; returns whether the client speaks this version."""
+        """Exchange hellos; returns whether the client speaks a version that this side speaks."""
         deadline = self._clock.monotonic() + _HELLO_SECONDS
         while len(self._intake) < frames.HELLO_SIZE:
             if self._stopping:

@@ -72,6 +72,7 @@ LANES: Mapping[str, LaneOf] = {
             "ReadDecisions",
             "Decide",
             "ListDecisions",
+            "UpgradeCluster",
         ),
         16,
     ),

@@ -181,6 +181,9 @@ class BrokerService:
     def DescribeController(self, request: broker_pb2.DescribeControllerRequest, context: Any) -> Any:
         return cluster.describe_controller(request, self._host)
 
+    def UpgradeCluster(self, request: broker_pb2.UpgradeClusterRequest, context: Any) -> Any:
+        return cluster.upgrade_cluster(request, self._host)
+
     def DescribeBroker(self, request: broker_pb2.DescribeBrokerRequest, context: Any) -> Any:
         failed = self._host.failed
         return broker_pb2.BrokerStatus(

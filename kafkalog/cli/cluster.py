@@ -1,4 +1,4 @@
-"""`kafkalog cluster describe`: the cluster's brokers, and how much they hold."""
+"""`kafkalog cluster ...`: the cluster's brokers and how much they hold, and its format level."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from kafkalog.errors import RetriableError
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalog.client.admin import Admin
+    from collections.abc import Iterator
+
+    from kafkalog.client.admin import Admin, ClusterUpgrade
 
 
 @click.group(cls=CommandGroup)
 def cluster() -> None:
-    """Describe the cluster."""
+    """Describe the cluster, and raise its format level after an upgrade."""
 
 
 @cluster.command(
@@ -39,7 +41,10 @@ def describe(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(f"cluster {found['cluster_id']}, ZooKeeper {found['zookeeper']}, client {found['client_version']}")
+    click.echo(
+        f"cluster {found['cluster_id']}, format level {found['format_level']}, ZooKeeper {found['zookeeper']}, "
+        f"client {found['client_version']}"
+    )
     counts = [counted(found[f"{name}s"], name) for name in ("topic", "partition", "record")]
     click.echo(f"{', '.join(counts)}, {counted(found['size_bytes'], 'byte')}")
     controller = "nobody, or unknown" if found["controller"] is None else f"broker {found['controller']}"
@@ -56,6 +61,60 @@ def describe(bootstrap: str, as_json: bool) -> None:
             where = f"{each['topic']}-{each['partition']} on broker {each['broker']}"
             reason = each["reason"] or "to be repaired"
             click.echo(f"  {where}: offsets {each['start_offset']} to {each['end_offset'] - 1}: {reason}")
+
+
+@cluster.command(
+    "upgrade",
+    examples=[
+        ("What it would do, and which brokers hold it back", "kafkalog cluster upgrade --dry-run"),
+        ("After every broker runs the new version", "kafkalog cluster upgrade"),
+    ],
+)
+@click.option(
+    "--level",
+    type=click.IntRange(1),
+    help="The format level; default: the highest that all registered brokers understand.",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be changed, and what holds it back.")
+@bootstrap_option
+@json_option
+def upgrade(level: int | None, dry_run: bool, bootstrap: str, as_json: bool) -> None:
+    """Raise the cluster's format level: what may be written to disks and to ZooKeeper.
+
+    Upgrade every broker first, one after the other; brokers of the old and the new version work together until then.
+    After the level was raised, brokers of the old version do not start any more. The level cannot be lowered.
+    """
+    with admin_of(bootstrap) as admin:
+        found = admin.upgrade_cluster(level, dry_run=dry_run)
+    if as_json:
+        print_json(
+            {
+                "level_before": found.level_before,
+                "level": found.level,
+                "dry_run": dry_run,
+                "brokers": [
+                    {"broker": each.broker_id, "version": each.version, "format_levels": list(each.formats)}
+                    for each in found.brokers
+                ],
+                "held_back_by": [each.broker_id for each in found.behind],
+                "absent": list(found.absent),
+            }
+        )
+        return
+    for sentence in _sentences(found, dry_run):
+        click.echo(sentence)
+
+
+def _sentences(found: ClusterUpgrade, dry_run: bool) -> Iterator[str]:
+    if found.level == found.level_before:
+        yield f"the format level stays {found.level}"
+    else:
+        yield f"the format level {'would be' if dry_run else 'is'} {found.level}; it was {found.level_before}"
+    for broker in found.behind:
+        yield f"broker {broker.broker_id} ({broker.version}) holds it back: it understands {broker.formats}"
+    if found.absent and (dry_run or found.level > found.level_before):
+        listed = ", ".join(map(str, found.absent))
+        yield f"not running: broker {listed}; if it does not understand level {found.level}, it will not start any more"
 
 
 def _description(admin: Admin) -> dict[str, Any]:
@@ -98,6 +157,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         "cluster_id": described.cluster_id,
         "zookeeper": f"{described.zookeeper_connect}{described.zookeeper_chroot}",
         "client_version": __version__,
+        "format_level": described.format_level,
         "controller": controller,
         "brokers": [
             {
@@ -106,6 +166,7 @@ def _description(admin: Admin) -> dict[str, Any]:
                 "data_port": broker.data_port,
                 "rack": broker.rack,
                 "version": broker.version,
+                "format_levels": list(broker.formats),
                 "leads": leads[broker.broker_id],
             }
             for broker in described.brokers

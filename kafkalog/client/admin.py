@@ -8,7 +8,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kafkalog.client import arguments
-from kafkalog.client.cluster import NO_LEADER, OUT_OF_DATE, Cluster, ClusterInfo, TopicInfo, topic_info
+from kafkalog.client.cluster import (
+    NO_LEADER,
+    OUT_OF_DATE,
+    BrokerInfo,
+    Cluster,
+    ClusterInfo,
+    TopicInfo,
+    broker_info,
+    topic_info,
+)
 from kafkalog.client.following import FOLLOWED_SECONDS, brokers_behind
 from kafkalog.client.groups import (
     GroupInfo,
@@ -81,6 +90,29 @@ class ListedOffset(NamedTuple):
     offset: int | None
     timestamp_us: int | None
     size_bytes: int
+
+
+class ClusterUpgrade(NamedTuple):
+    """A change of the cluster's format level, or what it would be.
+
+    Attributes:
+        level_before, level: the levels before and after.
+        brokers: the registered ones, with the levels that they understand.
+        absent: ids of brokers that have replicas and are not registered. If they do not understand the level, they
+            cannot join any more.
+    """
+
+    level_before: int
+    level: int
+    brokers: tuple[BrokerInfo, ...]
+    absent: tuple[int, ...]
+
+    @property
+    def behind(self) -> tuple[BrokerInfo, ...]:
+        """The registered brokers that do not understand the newest level that one of them understands, or do not
+        understand `level`."""
+        wanted = max(self.level, *(broker.formats.newest for broker in self.brokers))
+        return tuple(broker for broker in self.brokers if not broker.formats.includes(wanted))
 
 
 class PartitionExtent(NamedTuple):
@@ -307,6 +339,23 @@ class Admin:
     def describe_cluster(self) -> ClusterInfo:
         """The cluster's id, live brokers and ZooKeeper."""
         return self._cluster.describe()
+
+    def upgrade_cluster(self, level: int | None = None, *, dry_run: bool = False) -> ClusterUpgrade:
+        """Raise the cluster's format level: from then on brokers write the formats of that level, and brokers of older
+        versions that do not understand it cannot join any more. It cannot be lowered.
+
+        Args:
+            level: None: the highest that all registered brokers understand.
+            dry_run: change nothing.
+
+        Raises:
+            FormatLevelNotRaised: it would be lowered, or a registered broker does not understand it.
+        """
+        request = pb.UpgradeClusterRequest(level=level or 0, dry_run=dry_run)
+        reply: pb.UpgradeClusterReply = self._cluster.call("UpgradeCluster", request)
+        return ClusterUpgrade(
+            reply.level_before, reply.level, tuple(map(broker_info, reply.brokers)), tuple(reply.absent)
+        )
 
     def describe_controller(self) -> int | None:
         """The id of the broker that is the controller, which elects the leaders of partitions; None: nobody is elected

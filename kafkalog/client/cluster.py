@@ -43,8 +43,10 @@ from kafkalog.net.forks import after_fork
 from kafkalog.net.tcp import format_address
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Retry
+from kafkalog.versions import FIRST, FORMATS, PROTOCOL, VersionRange
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.wire.ranges import versions_from_wire
 
 log = get_logger(__name__)
 
@@ -74,7 +76,12 @@ OUT_OF_DATE = (NotLeader, UnknownTopicId)
 
 
 class BrokerInfo(NamedTuple):
-    """A live broker."""
+    """A live broker.
+
+    Attributes:
+        protocol: the protocol versions that it speaks.
+        formats: the format levels that it understands (`kafkalog/versions.py`).
+    """
 
     broker_id: int
     host: str
@@ -82,6 +89,8 @@ class BrokerInfo(NamedTuple):
     data_port: int
     rack: str
     version: str
+    protocol: VersionRange = PROTOCOL
+    formats: VersionRange = FORMATS
 
 
 NO_LEADER = -1
@@ -151,12 +160,17 @@ class TopicInfo(NamedTuple):
 
 
 class ClusterInfo(NamedTuple):
-    """A cluster, its live brokers by id."""
+    """A cluster, its live brokers by id.
+
+    Attributes:
+        format_level: nothing is written in a format of a higher one (`kafkalog/versions.py`).
+    """
 
     cluster_id: str
     brokers: tuple[BrokerInfo, ...]
     zookeeper_connect: str
     zookeeper_chroot: str
+    format_level: int = FIRST
 
 
 def topic_info(description: pb.TopicDescription) -> TopicInfo:
@@ -183,11 +197,26 @@ def topic_info(description: pb.TopicDescription) -> TopicInfo:
 
 
 def _cluster_info(description: pb.ClusterDescription) -> ClusterInfo:
-    brokers = tuple(
-        BrokerInfo(each.broker_id, each.host, each.grpc_port, each.data_port, each.rack, each.version)
-        for each in description.brokers
+    return ClusterInfo(
+        description.cluster_id,
+        tuple(map(broker_info, description.brokers)),
+        description.zookeeper_connect,
+        description.zookeeper_chroot,
+        description.format_level or FIRST,
     )
-    return ClusterInfo(description.cluster_id, brokers, description.zookeeper_connect, description.zookeeper_chroot)
+
+
+def broker_info(description: pb.BrokerDescription) -> BrokerInfo:
+    return BrokerInfo(
+        description.broker_id,
+        description.host,
+        description.grpc_port,
+        description.data_port,
+        description.rack,
+        description.version,
+        versions_from_wire(description.protocol),
+        versions_from_wire(description.formats),
+    )
 
 
 class Cluster:

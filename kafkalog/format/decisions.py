@@ -79,6 +79,8 @@ class Decision:
         forgotten: nothing is decided under this id any more; a numbered write continues under the next id
             (`format/numbered.py`).
         writers: of a numbered write of a query: each run's write of the batch, the newest last.
+        unknown: the fields of its znode that this version does not know, as a JSON object; empty: there are none. They
+            are written again with the next decision.
     """
 
     transactional_id: str
@@ -96,6 +98,7 @@ class Decision:
     forgotten: bool = False
     writers: tuple[Writer, ...] = ()
     applied: tuple[DecidedTopic, ...] = ()
+    unknown: str = ""
 
     def has(self, topic_id: bytes, partition: int) -> bool:
         """Whether the batch has parts for a partition."""

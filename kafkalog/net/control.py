@@ -22,6 +22,7 @@ from kafkalog.errors import (
     Closed,
     InternalError,
     KafkalogError,
+    NoCommonVersion,
     ProtocolError,
     RequestTimedOut,
     RequestTooLarge,
@@ -29,7 +30,8 @@ from kafkalog.errors import (
 from kafkalog.net.data import DataConnection
 from kafkalog.net.tcp import connect, format_address
 from kafkalog.wire import broker_pb2, dataport_pb2
-from kafkalog.wire.frames import error_from_wire
+from kafkalog.wire.frames import common_version, error_from_wire
+from kafkalog.wire.ranges import versions_from_wire
 from kafkalog.wire.service import METHODS
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class ControlConnection:
 
         Raises:
             BrokerUnreachable: nothing answers there in time.
-            ProtocolError: the peer is not a broker's gRPC service.
+            ProtocolError: the peer is not a broker's gRPC service, or has no protocol version in common.
         """
         started = time.monotonic()
         # A plain TCP connect reports a refused or silent address at once and in plain words; gRPC would retry.
@@ -99,7 +101,11 @@ class ControlConnection:
         try:
             cluster: broker_pb2.ClusterDescription
             cluster = self.call("DescribeCluster", broker_pb2.DescribeClusterRequest(), left_ms)
+            common_version(self.address, versions_from_wire(cluster.protocol))
             return cluster
+        except NoCommonVersion:
+            self.close()
+            raise
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
             self.close()
             raise self._diagnosis(error) from None

@@ -33,6 +33,7 @@ class DataConnection:
 
     Attributes:
         received_bytes: how many have been read since the greeting.
+        protocol: the version that both sides speak.
 
     Args:
         connect_timeout_ms: for connecting and greeting together.
@@ -40,7 +41,7 @@ class DataConnection:
 
     Raises:
         BrokerUnreachable: nothing answers there in time.
-        ProtocolError: the peer is not a kafkalog data port.
+        ProtocolError: the peer is not a kafkalog data port, or has no protocol version in common.
     """
 
     def __init__(self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int) -> None:
@@ -55,7 +56,7 @@ class DataConnection:
         self._closed = False
         self._socket = connect(host, port, connect_timeout_ms)
         try:
-            self._greet()
+            self.protocol = self._greet()
             # Blocking with the kernel's timeouts: one system call for each operation. Python's timeouts add a poll, and
             # every return from a call may wait 5 ms for the interpreter lock when another thread is busy.
             self._socket.settimeout(None)
@@ -67,8 +68,8 @@ class DataConnection:
             self._socket.close()
             raise
 
-    def _greet(self) -> None:
-        """Hello each way, within what is left of the connect timeout."""
+    def _greet(self) -> int:
+        """Hello each way, within what is left of the connect timeout. Returns the version that both speak."""
         try:
             self._socket.sendall(hello())
             answer = b""
@@ -86,7 +87,7 @@ class DataConnection:
             raise BrokerUnreachable(address=self.address, reason="it closed the connection without a greeting")
         if len(answer) < HELLO_SIZE:
             raise ProtocolError(address=self.address, reason="this is not a kafkalog data port")
-        check_hello(answer, self.address)
+        return check_hello(answer, self.address)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -14,18 +14,30 @@ class DescribeClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterDescription(_message.Message):
-    __slots__ = ("cluster_id", "brokers", "zookeeper_connect", "zookeeper_chroot", "answering_broker_id")
+    __slots__ = ("cluster_id", "brokers", "zookeeper_connect", "zookeeper_chroot", "answering_broker_id", "protocol", "format_level")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     ZOOKEEPER_CONNECT_FIELD_NUMBER: _ClassVar[int]
     ZOOKEEPER_CHROOT_FIELD_NUMBER: _ClassVar[int]
     ANSWERING_BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_LEVEL_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerDescription]
     zookeeper_connect: str
     zookeeper_chroot: str
     answering_broker_id: int
-    def __init__(self, cluster_id: _Optional[str] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., zookeeper_connect: _Optional[str] = ..., zookeeper_chroot: _Optional[str] = ..., answering_broker_id: _Optional[int] = ...) -> None: ...
+    protocol: VersionRange
+    format_level: int
+    def __init__(self, cluster_id: _Optional[str] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., zookeeper_connect: _Optional[str] = ..., zookeeper_chroot: _Optional[str] = ..., answering_broker_id: _Optional[int] = ..., protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., format_level: _Optional[int] = ...) -> None: ...
+
+class VersionRange(_message.Message):
+    __slots__ = ("oldest", "newest")
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    oldest: int
+    newest: int
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class DescribeControllerRequest(_message.Message):
     __slots__ = ()
@@ -40,7 +52,7 @@ class ControllerDescription(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., controller_epoch: _Optional[int] = ...) -> None: ...
 
 class BrokerDescription(_message.Message):
-    __slots__ = ("broker_id", "host", "grpc_port", "data_port", "rack", "epoch", "version")
+    __slots__ = ("broker_id", "host", "grpc_port", "data_port", "rack", "epoch", "version", "protocol", "formats")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +60,8 @@ class BrokerDescription(_message.Message):
     RACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     host: str
     grpc_port: int
@@ -55,7 +69,29 @@ class BrokerDescription(_message.Message):
     rack: str
     epoch: int
     version: str
-    def __init__(self, broker_id: _Optional[int] = ..., host: _Optional[str] = ..., grpc_port: _Optional[int] = ..., data_port: _Optional[int] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    protocol: VersionRange
+    formats: VersionRange
+    def __init__(self, broker_id: _Optional[int] = ..., host: _Optional[str] = ..., grpc_port: _Optional[int] = ..., data_port: _Optional[int] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ..., protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., formats: _Optional[_Union[VersionRange, _Mapping]] = ...) -> None: ...
+
+class UpgradeClusterRequest(_message.Message):
+    __slots__ = ("level", "dry_run")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    dry_run: bool
+    def __init__(self, level: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class UpgradeClusterReply(_message.Message):
+    __slots__ = ("level_before", "level", "brokers", "absent")
+    LEVEL_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    level_before: int
+    level: int
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerDescription]
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, level_before: _Optional[int] = ..., level: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DescribeTopicsRequest(_message.Message):
     __slots__ = ("names", "ids", "extents", "moving")

@@ -22,6 +22,7 @@ def decision_to_wire(decision: Decision) -> pb.Decision:
         decided_us=decision.decided_us,
         query_id=decision.query_id,
         forgotten=decision.forgotten,
+        unknown=decision.unknown,
     )
     for writer in decision.writers:
         message.writers.add(**writer._asdict())
@@ -52,6 +53,7 @@ def decision_from_wire(message: pb.Decision) -> Decision:
         query_id=message.query_id,
         forgotten=message.forgotten,
         writers=tuple(Writer(each.commit_uuid, each.run_id, each.session_id) for each in message.writers),
+        unknown=message.unknown,
     )
 
 

@@ -1,7 +1,8 @@
 """Framing of the data port. Pure: bytes in, bytes out; no sockets.
 
-A connection starts with a hello each way, client first: 4 bytes `KLOG`, u16 version, u16 zero. A server that does not
-speak that version answers with its own and closes. Then frames, each way, little-endian:
+A connection starts with a hello each way, client first: 4 bytes `KLOG`, u16 newest and u16 oldest protocol version that
+the side speaks. Both speak the highest common one from then on. A server that has none in common with the client sends
+its hello and closes. Then frames, each way, little-endian:
 
     u32 header_length   of a kafkalog.wire.RequestHeader or ReplyHeader
     u32 body_length
@@ -16,14 +17,14 @@ from __future__ import annotations
 
 import struct
 
-from kafkalog.errors import KafkalogError, ProtocolError, from_wire
+from kafkalog.errors import KafkalogError, NoCommonVersion, ProtocolError, from_wire
+from kafkalog.versions import PROTOCOL, VersionRange
 from kafkalog.wire import dataport_pb2 as pb
 
 HELLO = struct.Struct("<4sHH")
 HELLO_SIZE = 8
 assert HELLO.size == HELLO_SIZE
 HELLO_MAGIC = b"KLOG"
-VERSION = 1
 
 PREFIX = struct.Struct("<II")
 PREFIX_SIZE = 8
@@ -32,19 +33,29 @@ HEADER_LENGTH_MAX = 1 << 20
 """A frame header (not body) larger than this is refused: 1 MiB is over 30,000 partitions in one request."""
 
 
-def hello(version: int = VERSION) -> bytes:
-    return HELLO.pack(HELLO_MAGIC, version, 0)
+def hello(versions: VersionRange = PROTOCOL) -> bytes:
+    return HELLO.pack(HELLO_MAGIC, versions.newest, versions.oldest)
 
 
-def check_hello(data: bytes, address: str) -> int:
-    """The peer's version. Raises ProtocolError if it is not a kafkalog data port, or has another version."""
+def check_hello(data: bytes, address: str, ours: VersionRange = PROTOCOL) -> int:
+    """The protocol version that both sides speak.
+
+    Raises:
+        NoCommonVersion: there is none.
+        ProtocolError: the peer is not a kafkalog data port.
+    """
     magic: bytes
-    version: int
-    magic, version, _ = HELLO.unpack(data)
+    magic, newest, oldest = HELLO.unpack(data)
     if magic != HELLO_MAGIC:
         raise ProtocolError(address=address, reason="this is not a kafkalog data port (is it the gRPC port?)")
-    if version != VERSION:
-        raise ProtocolError(address=address, reason=f"it speaks data port version {version}, this side {VERSION}")
+    return common_version(address, VersionRange(oldest, newest), ours)
+
+
+def common_version(address: str, theirs: VersionRange, ours: VersionRange = PROTOCOL) -> int:
+    """The highest protocol version that both sides speak. Raises NoCommonVersion."""
+    version = theirs.highest_common(ours)
+    if version is None:
+        raise NoCommonVersion(address=address, theirs=str(theirs), ours=str(ours))
     return version
 
 

@@ -198,7 +198,7 @@ class StagedSet(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "stays", "decided_us", "query_id", "forgotten", "writers", "applied")
+    __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "stays", "decided_us", "query_id", "forgotten", "writers", "applied", "unknown")
     TRANSACTIONAL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class Decision(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     WRITERS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     transactional_id: str
     version: int
     batch_id: int
@@ -229,7 +230,8 @@ class Decision(_message.Message):
     forgotten: bool
     writers: _containers.RepeatedCompositeFieldContainer[Writer]
     applied: _containers.RepeatedCompositeFieldContainer[DecidedTopic]
-    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., stays: _Optional[bool] = ..., decided_us: _Optional[int] = ..., query_id: _Optional[str] = ..., forgotten: _Optional[bool] = ..., writers: _Optional[_Iterable[_Union[Writer, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ...) -> None: ...
+    unknown: str
+    def __init__(self, transactional_id: _Optional[str] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., done: _Optional[bool] = ..., topics: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., replaced_runs: _Optional[_Iterable[str]] = ..., stays: _Optional[bool] = ..., decided_us: _Optional[int] = ..., query_id: _Optional[str] = ..., forgotten: _Optional[bool] = ..., writers: _Optional[_Iterable[_Union[Writer, _Mapping]]] = ..., applied: _Optional[_Iterable[_Union[DecidedTopic, _Mapping]]] = ..., unknown: _Optional[str] = ...) -> None: ...
 
 class Writer(_message.Message):
     __slots__ = ("commit_uuid", "run_id", "session_id")

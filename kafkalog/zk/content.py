@@ -1,9 +1,14 @@
-"""The contents of znodes: JSON objects. Knows none of their fields."""
+"""The contents of znodes: JSON objects. Knows none of their fields.
+
+A newer version may add fields to an object. A version that does not know them writes them again when it writes the
+znode, so that brokers of two versions can share a cluster. Exceptions are a lease, which is written blindly at each
+heartbeat, and znodes that end with the session of their writer.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -31,6 +36,19 @@ def fields_of(path: str, content: bytes) -> Iterator[dict[str, Any]]:
         raise UnreadableZnode(path=path, reason=str(error)) from None
     except KeyError as error:
         raise UnreadableZnode(path=path, reason=f"it has no field {error}") from None
+
+
+def unknown_in(fields: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields that this version does not know, to be kept when the znode is written again."""
+    return {name: value for name, value in fields.items() if name not in known}
+
+
+def unknown_of(content: bytes, known: Collection[str]) -> dict[str, Any]:
+    """As `unknown_in`, of a znode that is about to be replaced whatever it holds: none if it cannot be read."""
+    try:
+        return unknown_in(_parsed(content), known)
+    except ValueError:
+        return {}
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

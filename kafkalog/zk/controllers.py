@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kafkalog.zk import paths, registry
-from kafkalog.zk.content import fields_of, to_json
+from kafkalog.zk.content import fields_of, to_json, unknown_of
 from kafkalog.zk.session import (
     BadVersion,
     Check,
@@ -63,19 +63,21 @@ def elect_controller(session: ZooKeeperSession, broker_id: int, broker_epoch: in
     Returns:
         None: there is another one, another one was faster, or the broker has registered again.
     """
-    stat = session.exists(paths.CONTROLLER_EPOCH)
-    while stat is None:
+    [found] = session.get_many([paths.CONTROLLER_EPOCH])
+    while found is None:
         with suppress(NodeExists):
             session.create(paths.CONTROLLER_EPOCH)
-        stat = session.exists(paths.CONTROLLER_EPOCH)
+        [found] = session.get_many([paths.CONTROLLER_EPOCH])
+    last, stat = found
     before = read_controller(session)
     if before is not None and not before.is_own:
         return None
     term = ControllerRecord(broker_id, broker_epoch, stat.version + 1, is_own=True)
-    content = to_json({"broker_id": broker_id, "broker_epoch": broker_epoch, "epoch": term.epoch})
+    fields = {"broker_id": broker_id, "broker_epoch": broker_epoch, "epoch": term.epoch}
+    content = to_json(fields)
     operations: list[Operation] = [
         registry.registration_check(broker_id, broker_epoch),
-        Set(paths.CONTROLLER_EPOCH, content, stat.version),
+        Set(paths.CONTROLLER_EPOCH, to_json({**unknown_of(last, fields), **fields}), stat.version),
     ]
     if before is not None:
         operations.append(Delete(paths.CONTROLLER))

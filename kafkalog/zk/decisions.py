@@ -7,6 +7,7 @@ prepared set.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from kafkalog.errors import DecisionMoved, UnreadableZnode
 from kafkalog.events import get_logger
 from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS, NO_VERSION, DecidedTopic, Decision, Writer
 from kafkalog.zk import paths
-from kafkalog.zk.content import fields_of, to_json
+from kafkalog.zk.content import fields_of, to_json, unknown_in
 from kafkalog.zk.session import BadVersion, NodeExists, NoNode, ZooKeeperSession
 
 log = get_logger(__name__)
@@ -23,6 +24,10 @@ DECISION_KEPT_US = BATCH_WRITE_KEPT_SECONDS * 1_000_000
 """The decision of a batch write is kept this long after it is done, for two reasons. Its coordinator, or one of the
 coordinator's requests, may be late. A broker that was away learns from it that it may drop its staged data. Leaders
 keep the apply progress as long after the last append (`broker/storage/apply_progress.py:DONE_PROGRESS_KEPT_US`)."""
+_FIELDS = frozenset(
+    {"batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "applied", "replaced_runs", "stays"}
+    | {"decided_us", "query_id", "forgotten", "writers"}
+)
 _CHUNK = 500
 """Number of decisions that are read, or removed, at once."""
 
@@ -130,6 +135,7 @@ def forget_expired(session: ZooKeeperSession, now_us: int) -> Iterator[list[Deci
 
 def _content(decision: Decision) -> bytes:
     fields = {
+        **(json.loads(decision.unknown) if decision.unknown else {}),
         "batch_id": decision.batch_id,
         "commit_uuid": decision.commit_uuid.hex(),
         "run_id": decision.run_id,
@@ -188,4 +194,5 @@ def _decision(transactional_id: str, content: bytes, stat: Any) -> Decision:
                 Writer(bytes.fromhex(each["commit_uuid"]), each["run_id"], each["session_id"])
                 for each in fields["writers"]
             ),
+            unknown=json.dumps(unknown, sort_keys=True) if (unknown := unknown_in(fields, _FIELDS)) else "",
         )

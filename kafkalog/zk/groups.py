@@ -11,12 +11,12 @@ are numbered besides: a request that is executed late, after the next one, chang
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kafkalog.errors import GroupBusy
+from kafkalog.errors import GroupBusy, UnreadableZnode
 from kafkalog.records import TopicPartition
 from kafkalog.zk import members, paths
-from kafkalog.zk.content import fields_of, to_json
+from kafkalog.zk.content import fields_of, to_json, unknown_in
 from kafkalog.zk.session import (
     MULTI_MAX,
     BadVersion,
@@ -32,6 +32,7 @@ from kafkalog.zk.session import (
 )
 
 _ATTEMPTS = 20
+_FIELDS = frozenset({"offset", "topic_id", "leader_epoch", "committed_us", "number", "order"})
 
 
 class GuardMoved(Exception):
@@ -67,8 +68,11 @@ class Offset(NamedTuple):
     number: int = 0
     order: int = 0
 
-    def to_json(self, now_us: int) -> bytes:
-        fields: dict[str, int | str] = {
+    def to_json(self, now_us: int, before: Committed | None = None) -> bytes:
+        """The content of its znode, which has `before` now."""
+        kept = before.unknown if before is not None and before.topic_id == self.topic_id else {}
+        fields: dict[str, Any] = {
+            **kept,
             "offset": self.offset,
             "topic_id": self.topic_id.hex(),
             "leader_epoch": self.leader_epoch,
@@ -94,6 +98,7 @@ class Committed(NamedTuple):
         leader_epoch: of the partition when it was committed.
         place: the number of the claim, member or writer by which it was committed, and the commit's order; (0, 0): by
             none.
+        unknown: the fields of its znode that this version does not know.
     """
 
     offset: int
@@ -101,6 +106,7 @@ class Committed(NamedTuple):
     topic_id: bytes
     leader_epoch: int = 0
     place: tuple[int, int] = (0, 0)
+    unknown: Mapping[str, Any] = {}
 
 
 def commit_offsets(
@@ -158,10 +164,10 @@ def _write(
             if found is None:
                 operations.append(Create(path, offset.to_json(now_us)))
                 continue
-            known = _parse(path, found[0]) if only_new or offset.number else None
+            known = _parse(path, found[0]) if only_new or offset.number else _readable(path, found[0])
             is_known = known is not None and known.topic_id == offset.topic_id
             if known is None or not ((only_new and is_known) or offset.is_late(known)):
-                operations.append(Set(path, offset.to_json(now_us), found[1].version))
+                operations.append(Set(path, offset.to_json(now_us, known), found[1].version))
         if not operations:
             return
         try:
@@ -326,7 +332,16 @@ def _parse(path: str, content: bytes) -> Committed:
             bytes.fromhex(fields["topic_id"]),
             int(fields.get("leader_epoch", 0)),
             (int(fields.get("number", 0)), int(fields.get("order", 0))),
+            unknown_in(fields, _FIELDS),
         )
+
+
+def _readable(path: str, content: bytes) -> Committed | None:
+    """As `_parse`; None if it cannot be read."""
+    try:
+        return _parse(path, content)
+    except UnreadableZnode:
+        return None
 
 
 def committed_offsets(

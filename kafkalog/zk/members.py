@@ -25,23 +25,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kafkalog.errors import GroupTooLarge, UnreadableZnode
 from kafkalog.patterns import matcher
 from kafkalog.records import TopicPartition, by_topic, ranges
 from kafkalog.zk import paths
-from kafkalog.zk.content import fields_of, to_json
-from kafkalog.zk.session import Check, Create, Delete, NodeExists, Operation, Set, Watch, ZooKeeperSession
+from kafkalog.zk.content import fields_of, to_json, unknown_in
+from kafkalog.zk.session import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    NodeExists,
+    Operation,
+    Set,
+    Watch,
+    ZooKeeperSession,
+)
 
 CONSUMER = "consumer"
 """The kind of a member that is assigned partitions."""
 STREAM = "stream"
 """The kind of a member that publishes the position of a Spark stream. It is assigned nothing; the first member's
 offsets are written."""
-
-ANY_VERSION = -1
-"""Of a znode, to ZooKeeper."""
 
 STATE_BYTES_MAX = 400_000
 """Of a group's znode. ZooKeeper keeps its last 500 changes in memory, whose default is 1 GB."""
@@ -63,6 +70,7 @@ class Member(NamedTuple):
         instance_id: its static name, `group.instance.id`; empty: it has none.
         session_timeout_ms: how long it stays a member after its last heartbeat.
         since_ms: when it joined first, by ZooKeeper's clock.
+        unknown: the fields of its znode that this version does not know.
     """
 
     name: str
@@ -75,6 +83,7 @@ class Member(NamedTuple):
     instance_id: str = ""
     session_timeout_ms: int = SESSION_TIMEOUT_MS
     since_ms: int = 0
+    unknown: Mapping[str, Any] = {}
 
 
 def topics_read(members: Mapping[str, Member], topics: Iterable[str]) -> dict[str, list[str]]:
@@ -130,6 +139,7 @@ class GroupState:
         number: the last one that was given to a join or a claim.
         incarnation: random; empty: the znode was not made by `make_group`, and the first change makes one.
         version: of the group's znode; -1: it does not exist.
+        unknown: the fields of the znode that this version does not know.
     """
 
     generation: int = 0
@@ -140,6 +150,7 @@ class GroupState:
     number: int = 0
     incarnation: str = ""
     version: int = -1
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def owners(self) -> Mapping[TopicPartition, str]:
@@ -165,6 +176,9 @@ class Lease(NamedTuple):
 
 # --- contents --------------------------------------------------------------------------------------------------------
 
+_STATE_FIELDS = frozenset({"generation", "kind", "assignor", "members", "topics", "names", "number", "incarnation"})
+_MEMBER_TEXTS = ("pattern", "subscription", "host", "process", "client_id", "instance_id")
+
 
 def _state_to_bytes(state: GroupState) -> bytes:
     names: dict[str, int] = {}  # of topics, each is written once
@@ -188,6 +202,7 @@ def _state_to_bytes(state: GroupState) -> bytes:
     ]
     content = to_json(
         {
+            **state.unknown,
             "generation": state.generation,
             "kind": state.kind,
             "assignor": state.assignor,
@@ -228,6 +243,7 @@ def _parse_state(path: str, content: bytes, version: int, zxid: int) -> GroupSta
             int(fields["number"]) or zxid,
             str(fields["incarnation"]),
             version,
+            unknown_in(fields, _STATE_FIELDS),
         )
 
 
@@ -242,19 +258,17 @@ def _unpacked(path: str, content: bytes) -> bytes:
 
 def _member_to_json(member: Member) -> bytes:
     fields = member._asdict()
-    del fields["name"], fields["since_ms"]
-    return to_json({**fields, "topics": list(member.topics)})
+    del fields["name"], fields["since_ms"], fields["unknown"]
+    return to_json({**member.unknown, **fields, "topics": list(member.topics)})
 
 
 def _parse_member(name: str, path: str, content: bytes, since_ms: int) -> Member:
     with fields_of(path, content) as fields:
-        texts = {
-            each: str(fields.get(each, ""))
-            for each in ("pattern", "subscription", "host", "process", "client_id", "instance_id")
-        }
+        texts = {each: str(fields.get(each, "")) for each in _MEMBER_TEXTS}
         topics = tuple(map(str, fields.get("topics", ())))
         timeout_ms = int(fields.get("session_timeout_ms", SESSION_TIMEOUT_MS))
-    return Member(name, topics, **texts, session_timeout_ms=timeout_ms, since_ms=since_ms)
+        unknown = unknown_in(fields, {*_MEMBER_TEXTS, "topics", "session_timeout_ms"})
+    return Member(name, topics, **texts, session_timeout_ms=timeout_ms, since_ms=since_ms, unknown=unknown)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

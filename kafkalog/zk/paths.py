@@ -1,9 +1,13 @@
 """All paths of the znode tree. They are below the cluster's chroot (default /kafkalog), which the session adds.
 
-    /cluster                                        {cluster_id, created_us}: created by the first broker
+    /cluster                                        {cluster_id, created_us, format_level}: created by the first broker;
+                                                    nothing is written in a format of a higher level
     /brokers/ids/<id>                               ephemeral: {host, grpc_port, data_port, rack, version, directory,
-                                                    lock, where, epoch, stopping}; directory is the id of the
-                                                    broker's data directory
+                                                    lock, where, epoch, stopping, protocol: [oldest, newest], formats:
+                                                    [oldest, newest]}; directory is the id of the broker's data
+                                                    directory
+    /brokers/epochs                                 empty; written in each change that creates a /brokers/ids/<id>, so
+                                                    its version counts registrations
     /brokers/epochs/<id>                            {directory, where}: written in the same change that creates
                                                     /brokers/ids/<id>; its version is the epoch of the registration. It
                                                     is never deleted, because a znode that is made again begins with

@@ -1,12 +1,12 @@
-"""Brokers, topics, partition states and the cluster's id in ZooKeeper: the paper's registries.
+"""Brokers, topics and partition states in ZooKeeper: the paper's registries.
 
 Each function is one read or one change. `broker/controller/` decides which broker hosts and leads which
-partition. Contents are JSON objects with the fields of `paths.py`. Unknown fields of a newer broker are ignored.
+partition. Contents are JSON objects with the fields of `paths.py`. Unknown fields, of a newer broker, are kept
+(`content.py`).
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 from kafkalog.errors import TopicExists, UnknownTopic, UnreadableZnode
 from kafkalog.events import get_logger
+from kafkalog.versions import FIRST, FORMATS, PROTOCOL, VersionRange
 from kafkalog.zk import paths
-from kafkalog.zk.content import fields_of, read_each, to_json
+from kafkalog.zk.cluster import read_cluster
+from kafkalog.zk.content import fields_of, read_each, to_json, unknown_in, unknown_of
 from kafkalog.zk.session import (
+    ANY_VERSION,
     MULTI_MAX,
     BadVersion,
     Check,
@@ -36,6 +39,9 @@ log = get_logger(__name__)
 _TAKE_DOWN_ATTEMPTS = 20
 _MULTI_BYTES_MAX = 400_000
 """Of the changes of states in one multi: ZooKeeper takes 1 MB, and a multi is written to its log in one piece."""
+_TOPIC_FIELDS = frozenset({"topic_id", "config", "partitions", "created_us", "deleted"})
+_STATE_FIELDS = frozenset({"leader", "leader_epoch", "isr", "eligible", "directories"})
+_MOVE_FIELDS = frozenset({"replicas", "target", "throttled_rate"})  # left out where they are empty
 _OPERATION_BYTES = 100  # of an operation, without its path and content: the chroot, versions, lengths, the ACL
 
 
@@ -49,6 +55,8 @@ class BrokerRecord:
         where: host and path of the directory, for people.
         epoch: of its registration: the version of /brokers/epochs/<id>, which grows with each (KIP-903).
         stopping: it is about to stop, and leads no partition that another in-sync replica can lead.
+        protocol: the protocol versions that it speaks.
+        formats: the format levels that it understands.
     """
 
     broker_id: int
@@ -62,6 +70,8 @@ class BrokerRecord:
     where: str = ""
     epoch: int = 0
     stopping: bool = False
+    protocol: VersionRange = PROTOCOL
+    formats: VersionRange = FORMATS
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,7 @@ class PartitionState:
         target: the brokers that it is being moved to (KIP-455); empty: it is not.
         throttled_rate: bytes a second that each broker copies that is added by the move; 0: no limit.
         version: of the state's znode, for the next write.
+        unknown: the fields that this version does not know.
     """
 
     leader: int
@@ -93,6 +104,7 @@ class PartitionState:
     replicas: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
     throttled_rate: int = 0
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def only(cls, broker: int, directory: str, leader_epoch: int = 0, version: int = 0) -> PartitionState:
@@ -133,6 +145,7 @@ class TopicRecord:
         states: by partition number; none for a partition until its leader has opened the log.
         version: of the topic's znode, for the next write.
         deleted: the topic is deleted, but its znodes are not all removed yet.
+        unknown: the fields of the topic's znode that this version does not know.
     """
 
     name: str
@@ -143,6 +156,7 @@ class TopicRecord:
     states: Mapping[int, PartitionState] = field(default_factory=dict)
     version: int = 0
     deleted: bool = False
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def replicas_of(self, number: int) -> tuple[int, ...]:
         """The brokers that have a replica of a partition or are to get one, the preferred leader first."""
@@ -154,21 +168,6 @@ class TopicRecord:
         return self.replicas_of(number)[0]
 
 
-# --- the cluster ---------------------------------------------------------------------------------------------------
-
-
-def cluster_id(session: ZooKeeperSession, now_us: int) -> str:
-    """The cluster's id, which the first broker creates. Also creates the permanent parents where they are missing."""
-    session.ensure(paths.PERMANENT)
-    try:
-        session.create(paths.CLUSTER, to_json({"cluster_id": uuid.uuid4().hex, "created_us": now_us}))
-    except NodeExists:
-        pass
-    content, _ = session.get(paths.CLUSTER)
-    with fields_of(paths.CLUSTER, content) as fields:
-        return str(fields["cluster_id"])
-
-
 # --- brokers -------------------------------------------------------------------------------------------------------
 
 
@@ -177,10 +176,16 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
 
     Returns:
         None if the broker was registered; else the other live broker with this id.
+
+    Raises:
+        FormatLevelNotUnderstood: of the cluster, by this broker.
     """
     path, epoch_path = paths.broker(broker.broker_id), paths.broker_epoch(broker.broker_id)
     while True:
-        epoch = _broker_epoch(session, broker.broker_id)  # first: a registration after this is noticed by the write
+        epoch, known = _broker_epoch(session, broker)  # first: a registration after this is noticed by the write
+        cluster = read_cluster(session)
+        if cluster is not None:
+            cluster.check_understood(broker.broker_id, broker.formats)
         found = _registered(session, broker.broker_id)
         if found is not None and is_another(found[0], broker):
             return found[0]
@@ -189,8 +194,10 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
             operations = [Set(path, _broker_content(replace(broker, epoch=found[0].epoch)), found[1].version)]
         else:
             operations = [Delete(path, found[1].version)] if found is not None else []
+            operations += [] if cluster is None else [cluster.check]
             operations += [
-                Set(epoch_path, to_json({"directory": broker.directory, "where": broker.where}), epoch),
+                Set(paths.BROKER_EPOCHS, b"", ANY_VERSION),  # counts the registrations
+                Set(epoch_path, known, epoch),
                 Create(path, _broker_content(replace(broker, epoch=epoch + 1)), ephemeral=True),
             ]
         try:
@@ -205,9 +212,8 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
 def raise_broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> None:
     """End all registrations of a broker until now: no late write lets one of them join an in-sync set. If this session
     has registered it, it is registered with the next epoch at the same moment."""
-    content = to_json({"directory": broker.directory, "where": broker.where})
     while True:
-        epoch = _broker_epoch(session, broker.broker_id)
+        epoch, content = _broker_epoch(session, broker)
         operations: list[Operation] = [Set(paths.broker_epoch(broker.broker_id), content, epoch)]
         found = _registered(session, broker.broker_id)
         if found is not None and found[1].ephemeralOwner == session.session_id:
@@ -220,13 +226,15 @@ def raise_broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> None:
             continue
 
 
-def _broker_epoch(session: ZooKeeperSession, broker_id: int) -> int:
-    """The version of the znode of a broker's epoch, which is created if it is missing."""
-    path = paths.broker_epoch(broker_id)
+def _broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> tuple[int, bytes]:
+    """The version of the znode of a broker's epoch, which is created if it is missing, and what it is to hold."""
+    path = paths.broker_epoch(broker.broker_id)
+    own = {"directory": broker.directory, "where": broker.where}
     while True:
-        stat = session.exists(path)
-        if stat is not None:
-            return int(stat.version)
+        [found] = session.get_many([path])
+        if found is not None:
+            content, stat = found
+            return int(stat.version), to_json({**unknown_of(content, own), **own})
         with suppress(NodeExists):
             session.create(path)
 
@@ -299,6 +307,8 @@ def _broker_record(broker_id: int, content: bytes) -> BrokerRecord:
             where=fields.get("where", ""),
             epoch=int(fields["epoch"]),
             stopping=bool(fields.get("stopping")),
+            protocol=VersionRange(*fields.get("protocol", (FIRST, FIRST))),
+            formats=VersionRange(*fields.get("formats", (FIRST, FIRST))),
         )
 
 
@@ -351,6 +361,7 @@ def _parse_topic(name: str, content: bytes, stat: Any) -> TopicRecord:
             created_us=fields["created_us"],
             version=stat.version,
             deleted=bool(fields.get("deleted")),
+            unknown=unknown_in(fields, _TOPIC_FIELDS),
         )
 
 
@@ -366,11 +377,13 @@ def _read_state(path: str, content: bytes, stat: Any) -> PartitionState:
             replicas=tuple(fields.get("replicas", ())),
             target=tuple(fields.get("target", ())),
             throttled_rate=int(fields.get("throttled_rate", 0)),
+            unknown=unknown_in(fields, _STATE_FIELDS | _MOVE_FIELDS),
         )
 
 
 def _topic_content(topic: TopicRecord, deleted: bool = False) -> bytes:
     fields = {
+        **topic.unknown,
         "topic_id": topic.topic_id.hex(),
         "config": dict(topic.config),
         "partitions": {str(number): list(brokers) for number, brokers in enumerate(topic.replicas)},
@@ -748,6 +761,6 @@ def _make_all(session: ZooKeeperSession, wanted: Sequence[str]) -> None:
 
 
 def _state_content(state: PartitionState) -> bytes:
-    of_moves = {"replicas": state.replicas, "target": state.target, "throttled_rate": state.throttled_rate}
-    fields = {name: value for name, value in vars(state).items() if name != "version" and name not in of_moves}
-    return to_json(fields | {name: value for name, value in of_moves.items() if value})
+    fields = {name: getattr(state, name) for name in _STATE_FIELDS}
+    of_moves = {name: value for name in _MOVE_FIELDS if (value := getattr(state, name))}
+    return to_json({**state.unknown, **fields, **of_moves})

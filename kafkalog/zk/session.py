@@ -55,6 +55,9 @@ NodeExists = NodeExistsError
 BadVersion = BadVersionError
 NotEmpty = NotEmptyError
 
+ANY_VERSION = -1
+"""Of a znode, in a write."""
+
 MULTI_MAX = 500
 """Maximum number of operations in one multi: 500 stay far below ZooKeeper's limit of 1 MB for a packet."""
 

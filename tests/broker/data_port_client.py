@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from kafkalog.format.batch import encode_batch
 from kafkalog.format.columns import columns_from_lists, encode_columns
+from kafkalog.versions import PROTOCOL
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 
@@ -77,7 +78,7 @@ class DataPortClient:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if greet:
             self.send(frames.hello())
-            assert frames.check_hello(self.read(frames.HELLO_SIZE), "broker") == frames.VERSION
+            assert frames.check_hello(self.read(frames.HELLO_SIZE), "broker") == PROTOCOL.newest
 
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)

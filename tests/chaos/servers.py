@@ -32,7 +32,7 @@ SESSION_TIMEOUT_MS = 2000
 """The smallest that this ZooKeeper grants."""
 
 
-class _Unwatched(Watch):
+class Unwatched(Watch):
     """Waits for input only: here the parent is the test, which stops what it started."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Server:
             "advertised.host": self.host,
             "exit.with.stdin": True,
         }
-        self._child = BrokerChild({**settings, **own}, folder, (), _Unwatched())
+        self._child = BrokerChild({**settings, **own}, folder, (), Unwatched())
         self._waker: subprocess.Popen[bytes] | None = None
         self.log_file = self._child.log_file
 

@@ -247,6 +247,7 @@ def decided(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Decis
         replaced_runs=tuple(replaced[-RUNS_KEPT:]),
         stays=batch.stays,
         writers=(_writer(batch, commit_uuid),) if batch.skip_if_recorded and batch.query_id else (),
+        unknown=decision.unknown,
     )
 
 
@@ -604,7 +605,8 @@ class TransactionCoordinator:
                     "not everywhere yet, so it cannot be forgotten; `kafkalog transactions resolve` finishes it"
                 )
         for decision in decisions:
-            self._decide(Decision(decision.transactional_id, decision.version, stays=True, forgotten=True))
+            forgotten = Decision(decision.transactional_id, decision.version, stays=True, forgotten=True)
+            self._decide(replace(forgotten, unknown=decision.unknown))
             with self._lock:
                 self._known.pop(decision.transactional_id, None)
 

@@ -18,6 +18,7 @@ from broker.replica.watcher import Watcher
 from broker.storage.disk_errors import DirectoryHealth
 from kafkalog.clock import ManualClock
 from kafkalog.zk import registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.kafkalog.zk.conftest import new_session as new_session
@@ -54,7 +55,7 @@ class Side:
     """A broker's side: what it knows, its registration and its controller."""
 
     def __init__(self, session: ZooKeeperSession, broker_id: int, clock: ManualClock) -> None:
-        registry.cluster_id(session, 0)
+        join_cluster(session, 0)
         self.session = session
         self.broker_id = broker_id
         self.clock = clock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kafkalog.clock import ManualClock
-from kafkalog.zk import registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.groups.sides import Side
 from tests.kafkalog.zk.conftest import new_session as new_session
@@ -25,7 +25,7 @@ def new_side(new_session: Callable[..., ZooKeeperSession], clock: ManualClock) -
 
     def make() -> Side:
         session = new_session()
-        registry.cluster_id(session, 0)
+        join_cluster(session, 0)
         side = Side(session, clock)
         side.learn()
         return side

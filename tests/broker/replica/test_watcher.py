@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalog.zk import paths, registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import PartitionState, TopicRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.between import amid
@@ -67,7 +68,7 @@ def other(chroot: str) -> Iterator[ZooKeeperSession]:
     """A session of another process."""
     with contextlib.closing(ZooKeeperSession(chroot)) as session:
         session.start()
-        registry.cluster_id(session, 0)
+        join_cluster(session, 0)
         yield session
 
 

@@ -29,6 +29,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import iter_batches
 from kafkalog.format.columns import decode_columns
+from kafkalog.versions import VersionRange
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from kafkalog.wire.broker_pb2 import DeleteTopicRequest
@@ -996,7 +997,7 @@ def test_a_client_of_another_protocol_is_let_go(broker: RunningBroker) -> None:
         http.send(b"GET / HTTP/1.1\r\n\r\n")
         assert http.is_closed()
     with broker.client(greet=False) as newer:
-        newer.send(frames.hello(version=9))
+        newer.send(frames.hello(VersionRange(8, 9)))
         assert newer.read(frames.HELLO_SIZE) == frames.hello()  # it learns what is spoken here
         assert newer.is_closed()
 

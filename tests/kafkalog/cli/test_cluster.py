@@ -11,6 +11,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
+from kafkalog.versions import FORMATS
 from tests.kafkalog.cli.command_line import Ran
 from tests.waiting import waited_for
 
@@ -55,3 +56,26 @@ def test_what_no_broker_serves_is_counted_apart(
         assert found["records"] == 3 and len(errors) == 3
         assert any(each.startswith("partition t-") and "is lost" in each for each in errors.values())
         assert "\n3 partitions not served:\n  t-0: " in Ran(capfdbinary, "cluster", "describe").out
+
+
+def test_an_upgrade_says_what_it_would_do_and_what_holds_it_back(
+    cluster: LocalCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", cluster.bootstrap_servers)
+    newest, understood = FORMATS.newest, str(FORMATS)
+    for given in ([], ["--dry-run"], ["--level", str(newest)]):
+        assert Ran(capfdbinary, "cluster", "upgrade", *given).out == f"the format level stays {newest}\n"
+    text = Ran(capfdbinary, "cluster", "upgrade", "--dry-run", "--level", str(newest + 1)).out
+    assert re.fullmatch(
+        rf"the format level would be {newest + 1}; it was {newest}\n"
+        rf"broker 0 \(.*\) holds it back: it understands {understood}\n",
+        text,
+    )
+    found = json.loads(Ran(capfdbinary, "cluster", "upgrade", "--dry-run", "--level", str(newest + 1), "--json").out)
+    assert (found["level_before"], found["level"], found["dry_run"]) == (newest, newest + 1, True)
+    assert (found["held_back_by"], found["absent"]) == ([0], [])
+    Ran(capfdbinary, "cluster", "upgrade", "--level", str(newest + 1)).fails_with(
+        f"the cluster's format level stays {newest}: broker 0 understands {understood}; upgrade it before"
+    )
+    described = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
+    assert (described["format_level"], described["brokers"][0]["format_levels"]) == (newest, list(FORMATS))

@@ -34,6 +34,7 @@ from kafkalog.net import forks
 from kafkalog.net.control import _ABANDONED, ControlConnection
 from kafkalog.net.data import _BUFFER_SIZE, BODY_LENGTH_MAX, DataConnection
 from kafkalog.net.tcp import format_address
+from kafkalog.versions import VersionRange
 from kafkalog.wire import broker_pb2
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, PREFIX, frame_start, hello
@@ -129,9 +130,9 @@ def test_a_data_port_without_a_listener_is_unreachable() -> None:
         (hello_and_end(hello()[:3]), ProtocolError, "this is not a kafkalog data port"),
         (http, ProtocolError, "this is not a kafkalog data port (is it the gRPC port?)"),
         (
-            lambda accepted: accepted.sendall(hello(version=9)),
+            lambda accepted: accepted.sendall(hello(VersionRange(8, 9))),
             ProtocolError,
-            "it speaks data port version 9, this side 1",
+            "speaks the protocol versions 8 to 9, and this side 1: they have none in common",
         ),
     ],
 )

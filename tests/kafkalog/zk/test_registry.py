@@ -11,6 +11,7 @@ import pytest
 
 from kafkalog.errors import TopicExists, UnknownTopic
 from kafkalog.zk import paths, registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord, PartitionState, TopicRecord
 from kafkalog.zk.session import Delete, NoNode, Operation, ZooKeeperSession
 from tests.between import amid
@@ -21,12 +22,12 @@ A_TOPIC = TopicRecord("t", b"0123456789abcdef", {"retention.ms": "5"}, [(0,), (1
 
 @pytest.fixture
 def cluster(session: ZooKeeperSession) -> ZooKeeperSession:
-    registry.cluster_id(session, 1)
+    join_cluster(session, 1)
     return session
 
 
 def test_the_cluster_id_is_made_once(new_session: Callable[[], ZooKeeperSession]) -> None:
-    ids = {registry.cluster_id(new_session(), number) for number in range(3)}
+    ids = {join_cluster(new_session(), number).cluster_id for number in range(3)}
     assert len(ids) == 1
     assert len(ids.pop()) == 32
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalog.zk import paths, registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord, PartitionState, StateChange, TopicRecord, change_states
 from kafkalog.zk.session import MULTI_MAX, BadVersion, Check, Operation, ZooKeeperSession
 from tests.between import ahead
@@ -21,7 +22,7 @@ FENCE = "/fence"
 
 @pytest.fixture
 def cluster(session: ZooKeeperSession) -> ZooKeeperSession:
-    registry.cluster_id(session, 1)
+    join_cluster(session, 1)
     session.create(FENCE)
     return session
 
