@@ -46,7 +46,7 @@ def test_a_running_broker_learns_of_the_level(start_broker: StartBroker) -> None
     raise_to(broker, TOO_HIGH)
     waited_for(lambda: metadata.format_level == TOO_HIGH)
     raise_to(broker, FORMATS.newest)  # restored by hand
-    waited_for(lambda: not metadata.dirty)
+    broker.new_topic()  # which the broker has seen after that
     assert metadata.format_level == TOO_HIGH, "bytes of the higher one may have been written"
 
 

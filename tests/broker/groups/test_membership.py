@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -154,6 +155,18 @@ def test_who_replaces_a_member_of_the_name_fences_it_and_moves_nothing(side: Sid
         seat_of(side.states, state, old._replace(name="nobody"))
     side.groups.leave("g", "s", old.epoch)  # of the one that was replaced
     assert side.state() == state
+
+
+def test_what_a_newer_broker_wrote_of_a_member_stays_when_another_replaces_it(side: Side) -> None:
+    side.new_topic("t", 1)
+    side.join("a", "t")
+    path = paths.group_member("g", "a")
+    content, _ = side.session.get(path)
+    side.session.set(path, json.dumps({**json.loads(content), "newer": 1}).encode())
+    side.states.keep_only(set())  # another broker, which has not read it
+    side.join("a", "t", instance_id="x")
+    content, _ = side.session.get(path)
+    assert json.loads(content).items() >= {"newer": 1, "instance_id": "x"}.items()
 
 
 def test_who_replaces_a_member_and_reads_something_else_makes_a_generation(side: Side) -> None:

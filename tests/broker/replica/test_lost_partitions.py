@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from collections.abc import Callable, Collection
@@ -18,7 +19,7 @@ from broker.replica.watcher import Watcher
 from broker.requests.topics import OFFSETS_SKIPPED
 from kafkalog import Admin, Consumer, Producer, TopicPartition, errors
 from kafkalog.wire import broker_pb2 as bpb
-from kafkalog.zk import registry
+from kafkalog.zk import paths, registry
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
@@ -418,6 +419,9 @@ def test_a_recovered_partition_gives_out_no_offset_a_second_time(
     with Admin(address) as admin:
         admin.commit("ahead", {TopicPartition("t", 0): 4})
         admin.commit("behind", {TopicPartition("t", 0): 2})
+    session = broker.broker.host.metadata.session
+    content, _ = session.get(paths.partition_state("t", topic, 0))
+    session.set(paths.partition_state("t", topic, 0), json.dumps({**json.loads(content), "newer": 1}).encode())
     broker.stop()
     wipe(tmp_path, topic)
     broker = start_broker()
@@ -433,6 +437,7 @@ def test_a_recovered_partition_gives_out_no_offset_a_second_time(
         assert admin.recover_partitions("t") == {}
     state = broker.described("t").partitions[0]
     assert (state.leader, state.leader_epoch, state.error.code) == (0, 1, 0)
+    assert broker.record("t").states[0].unknown == {"newer": 1}
     with Producer(address) as producer:
         producer.send("t", b"new", partition=0).result(60)
     with Consumer(address, "behind") as consumer:

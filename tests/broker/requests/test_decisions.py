@@ -102,6 +102,13 @@ def test_a_request_without_an_id_is_refused(broker: RunningBroker) -> None:
     assert isinstance(refused(broker.stub.ReadDecisions, request), InvalidRequest)
 
 
+@pytest.mark.parametrize("unknown", ["no json", "[1]", "[" * 100_000])
+def test_unknown_fields_that_are_no_object_are_refused(broker: RunningBroker, unknown: str) -> None:
+    request = pb.DecideRequest(decision=decision_to_wire(replace(DECIDED, unknown=unknown)))
+    error = refused(broker.stub.Decide, request)
+    assert isinstance(error, InvalidRequest) and "unknown fields must be a JSON object" in str(error)
+
+
 def test_a_broker_forgets_batch_decisions_that_are_long_done(chroot: str, start_broker: StartBroker) -> None:
     session = ZooKeeperSession(chroot)
     session.start()

@@ -26,6 +26,7 @@ from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
     KafkalogError,
+    NoCommonVersion,
     ProtocolError,
     RequestTimedOut,
     TooManyConnections,
@@ -539,17 +540,39 @@ def test_two_connections_to_one_address_share_no_channel() -> None:
             control.close()
 
 
-def test_an_answer_may_be_larger_than_grpc_s_default_of_4_mib() -> None:
-    answer = broker_pb2.ClusterDescription(cluster_id="x" * (5 << 20)).SerializeToString()
+@contextmanager
+def described_as(cluster: broker_pb2.ClusterDescription) -> Iterator[ControlConnection]:
+    """A connection to a server that has nothing but a description of its cluster."""
+    answer = cluster.SerializeToString()
     answers: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
     service, _, method = METHODS["DescribeCluster"].path.strip("/").partition("/")
     with ThreadPoolExecutor(1) as pool:
         serving = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(service, {method: answers})])
         control = channel_to(serving.add_insecure_port("127.0.0.1:0"))
         serving.start()
-        assert len(control.call("DescribeCluster", DESCRIBE, 30_000).cluster_id) == 5 << 20
+        yield control
         control.close()
         serving.stop(None).wait()
+
+
+def test_an_answer_may_be_larger_than_grpc_s_default_of_4_mib() -> None:
+    with described_as(broker_pb2.ClusterDescription(cluster_id="x" * (5 << 20))) as control:
+        assert len(control.call("DescribeCluster", DESCRIBE, 30_000).cluster_id) == 5 << 20
+
+
+@pytest.mark.parametrize("spoken", [broker_pb2.VersionRange(), broker_pb2.VersionRange(oldest=1, newest=9)])
+def test_a_broker_of_another_version_is_talked_to_while_there_is_a_common_one(spoken: broker_pb2.VersionRange) -> None:
+    with described_as(broker_pb2.ClusterDescription(cluster_id="c", protocol=spoken)) as control:
+        assert control.connect().cluster_id == "c"
+
+
+def test_a_broker_without_a_common_version_is_refused_with_both_ranges() -> None:
+    spoken = broker_pb2.VersionRange(oldest=8, newest=9)
+    with (
+        described_as(broker_pb2.ClusterDescription(protocol=spoken)) as control,
+        pytest.raises(NoCommonVersion, match="speaks the protocol versions 8 to 9, and this side 1: they have none"),
+    ):
+        control.connect()
 
 
 def test_a_call_that_was_given_up_says_so() -> None:
