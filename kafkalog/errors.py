@@ -404,9 +404,20 @@ class NotEnoughReplicasAfterAppend(RetriableError):
     )
 
 
+class LogTruncated(OffsetOutOfRange):
+    """Records that were read are gone: a leader was elected uncleanly, or a machine lost power (KIP-320). Those before
+    end_offset are the same as they were."""
+
+    code = 213
+    message = (
+        "offset {offset} of {partition} follows records of leader epoch {epoch}, which ended at offset {end_offset}: "
+        "the records from there on were lost, and others may have their offsets"
+    )
+
+
 class FencedLeaderEpoch(RetriableError):
-    """An append, or the beginning of an epoch, in a leader epoch that is not the log's current one: this broker leads
-    the partition no longer, or not yet."""
+    """An append, a fetch, or the beginning of an epoch, in a leader epoch that is not the log's current one: this
+    broker leads the partition no longer, or not yet."""
 
     code = 202
     message = "leader epoch {epoch} of {partition} is not the current one, {current}"

@@ -33,6 +33,7 @@ from kafkalog.errors import (
     Closed,
     FencedLeaderEpoch,
     KafkalogError,
+    LogTruncated,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeader,
@@ -314,6 +315,35 @@ class Partition:
         if leadership.is_below_min:
             raise NotEnoughReplicas(
                 partition=self.label, insync=list(leadership.state.isr), least=leadership.min_insync
+            )
+
+    def check_reader(self, epoch: int, offset: int, last_epoch: int | None) -> None:
+        """Check what a reader believes (KIP-320).
+
+        Args:
+            epoch: the leader epoch in which it believes.
+            offset: that it asks for.
+            last_epoch: in which the records before that were read, or written; None: it does not say.
+
+        Raises:
+            FencedLeaderEpoch, UnknownLeaderEpoch: one of the two does not know the newest epoch.
+            LogTruncated: the log does not have what it has read.
+        """
+        current = self._epoch
+        if epoch != current:
+            error = FencedLeaderEpoch if epoch < current else UnknownLeaderEpoch
+            raise error(partition=self.label, epoch=epoch, current=current)
+        view = self._reader.view
+        if last_epoch is None or offset <= view.start_offset:  # nothing of that epoch may be left to compare with
+            return
+        _, ended = self.log.epoch_end(last_epoch)
+        if ended < offset:
+            raise LogTruncated(
+                partition=self.label,
+                offset=offset,
+                epoch=last_epoch,
+                start_offset=view.start_offset,
+                end_offset=max(ended, view.start_offset),
             )
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:

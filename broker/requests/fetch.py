@@ -79,6 +79,9 @@ def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer[pb
     length = 0
     try:
         partition = (host.replica_of if for_repair else host.leader_of)(part.topic_id, part.partition)
+        if part.HasField("leader_epoch"):
+            last_epoch = part.last_epoch if part.HasField("last_epoch") else None
+            partition.check_reader(part.leader_epoch, part.offset, last_epoch)
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
         if wanted > 0 and not answer.is_full:  # some of the limit is left

@@ -23,9 +23,8 @@ from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import shares_of
 from kafkalog.zk import groups, members, paths, registry
 from kafkalog.zk.content import read_each
-from kafkalog.zk.groups import Committed, Offset
+from kafkalog.zk.groups import NO_EPOCH, Committed, Offset
 from kafkalog.zk.members import GroupState, Lease, Member
-from kafkalog.zk.registry import TopicRecord
 
 ORIGIN = ("subscription", "host", "process", "client_id")
 """The texts by which a member describes itself to people."""
@@ -169,10 +168,8 @@ def owned_offsets_of(
     for each in wanted:
         if each.offset < 0:
             raise InvalidRequest(reason=f"offset {each.offset} of {each.topic}-{each.partition} is negative")
-        topic = host.metadata.topics.get(each.topic)
-        epoch = 0 if topic is None else leader_epoch(topic, each.partition)
         partition = TopicPartition(each.topic, each.partition)
-        offsets[partition] = Offset(each.offset, each.topic_id, epoch, each.claim, order)
+        offsets[partition] = Offset(each.offset, each.topic_id, _leader_epoch(each), each.claim, order)
     return offsets
 
 
@@ -190,15 +187,19 @@ def offsets_of(wanted: Iterable[pb.GroupOffset], host: Host, order: int = 0) -> 
         offsets[TopicPartition(committed.topic, committed.partition)] = Offset(
             committed.offset,
             topic.topic_id,
-            leader_epoch(topic, committed.partition),
+            _leader_epoch(committed),
             order=order,
         )
     return offsets
 
 
-def leader_epoch(topic: TopicRecord, number: int) -> int:
-    state = topic.states.get(number)
-    return 0 if state is None else state.leader_epoch
+def _leader_epoch(given: pb.GroupOffset | pb.GroupClaim) -> int:
+    """Raises InvalidRequest."""
+    if not given.HasField("leader_epoch"):
+        return NO_EPOCH
+    if given.leader_epoch < 0:
+        raise InvalidRequest(reason=f"leader epoch {given.leader_epoch} is negative")
+    return given.leader_epoch
 
 
 def _of_present_topics(host: Host, found: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, Committed]:

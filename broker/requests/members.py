@@ -26,7 +26,7 @@ from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of, shares_of
 from kafkalog.zk import members
-from kafkalog.zk.groups import Offset
+from kafkalog.zk.groups import NO_EPOCH, Offset
 from kafkalog.zk.members import GroupState, Member
 from kafkalog.zk.session import NoNode
 
@@ -151,8 +151,11 @@ def claim_partitions(request: pb.ClaimPartitionsRequest, groups: Groups) -> pb.C
     claimed = claims.claim(groups.states, claimant_of(request.member), request.generation, wanted)
     reply = pb.ClaimPartitionsReply()
     for (topic, number), claim in claimed.claims.items():
-        offset = None if claim.committed is None else claim.committed.offset
-        reply.claims.add(topic=topic, partition=number, claim=claim.number, offset=offset)
+        added = reply.claims.add(topic=topic, partition=number, claim=claim.number)
+        if claim.committed is not None:
+            added.offset = claim.committed.offset
+            if claim.committed.leader_epoch != NO_EPOCH:
+                added.leader_epoch = claim.committed.leader_epoch
     for (topic, number), owner in claimed.owners.items():
         reply.owners.add(topic=topic, partition=number, owner=owner)
     return reply

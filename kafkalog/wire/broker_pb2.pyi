@@ -422,20 +422,22 @@ class PullReply(_message.Message):
     def __init__(self, reply: _Optional[_Union[_dataport_pb2.FetchReply, _Mapping]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class GroupOffset(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "committed_us", "topic_id", "claim")
+    __slots__ = ("topic", "partition", "offset", "committed_us", "topic_id", "claim", "leader_epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_US_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     offset: int
     committed_us: int
     topic_id: bytes
     claim: int
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ..., claim: _Optional[int] = ...) -> None: ...
+    leader_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., committed_us: _Optional[int] = ..., topic_id: _Optional[bytes] = ..., claim: _Optional[int] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
     __slots__ = ("group", "offsets", "member", "order", "writer")
@@ -664,18 +666,20 @@ class ClaimPartitionsReply(_message.Message):
     def __init__(self, claims: _Optional[_Iterable[_Union[GroupClaim, _Mapping]]] = ..., owners: _Optional[_Iterable[_Union[GroupOwner, _Mapping]]] = ...) -> None: ...
 
 class GroupClaim(_message.Message):
-    __slots__ = ("topic", "partition", "claim", "offset", "topic_id")
+    __slots__ = ("topic", "partition", "claim", "offset", "topic_id", "leader_epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     partition: int
     claim: int
     offset: int
     topic_id: bytes
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., claim: _Optional[int] = ..., offset: _Optional[int] = ..., topic_id: _Optional[bytes] = ...) -> None: ...
+    leader_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., claim: _Optional[int] = ..., offset: _Optional[int] = ..., topic_id: _Optional[bytes] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
 
 class GroupOwner(_message.Message):
     __slots__ = ("topic", "partition", "owner")

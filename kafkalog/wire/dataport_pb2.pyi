@@ -133,18 +133,22 @@ class FetchRequest(_message.Message):
     def __init__(self, max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[FetchPartition, _Mapping]]] = ..., for_repair: _Optional[bool] = ...) -> None: ...
 
 class FetchPartition(_message.Message):
-    __slots__ = ("topic_id", "partition", "offset", "max_bytes", "hint")
+    __slots__ = ("topic_id", "partition", "offset", "max_bytes", "hint", "leader_epoch", "last_epoch")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     offset: int
     max_bytes: int
     hint: PositionHint
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ...) -> None: ...
+    leader_epoch: int
+    last_epoch: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., last_epoch: _Optional[int] = ...) -> None: ...
 
 class PositionHint(_message.Message):
     __slots__ = ("segment_base_offset", "position")

@@ -31,6 +31,7 @@ from kafkalog.zk.session import (
     ZooKeeperSession,
 )
 
+NO_EPOCH = -1
 _ATTEMPTS = 20
 _FIELDS = frozenset({"offset", "topic_id", "leader_epoch", "committed_us", "number", "order"})
 
@@ -56,7 +57,8 @@ class Offset(NamedTuple):
 
     Attributes:
         offset: the next offset to consume.
-        topic_id, leader_epoch: of the partition.
+        topic_id: of the partition's topic.
+        leader_epoch: in which what is before the offset was read; -1: not known.
         number: of the claim by which the owner commits, or of the join of the member that may commit; of a writer that
             is no member a negative one, which it has for itself; 0: of nobody.
         order: of the commits of a claim, member or writer, the later one has the higher.
@@ -64,7 +66,7 @@ class Offset(NamedTuple):
 
     offset: int
     topic_id: bytes
-    leader_epoch: int = 0
+    leader_epoch: int = NO_EPOCH
     number: int = 0
     order: int = 0
 
@@ -95,7 +97,7 @@ class Committed(NamedTuple):
         offset: the next offset to consume.
         committed_us: time of the commit.
         topic_id: distinguishes topics of the same name.
-        leader_epoch: of the partition when it was committed.
+        leader_epoch: in which what is before it was read; -1: not known.
         place: the number of the claim, member or writer by which it was committed, and the commit's order; (0, 0): by
             none.
         unknown: the fields of its znode that this version does not know.
@@ -104,7 +106,7 @@ class Committed(NamedTuple):
     offset: int
     committed_us: int
     topic_id: bytes
-    leader_epoch: int = 0
+    leader_epoch: int = NO_EPOCH
     place: tuple[int, int] = (0, 0)
     unknown: Mapping[str, Any] = {}
 
@@ -330,7 +332,7 @@ def _parse(path: str, content: bytes) -> Committed:
             int(fields["offset"]),
             int(fields["committed_us"]),
             bytes.fromhex(fields["topic_id"]),
-            int(fields.get("leader_epoch", 0)),
+            int(fields.get("leader_epoch", NO_EPOCH)),
             (int(fields.get("number", 0)), int(fields.get("order", 0))),
             unknown_in(fields, _FIELDS),
         )

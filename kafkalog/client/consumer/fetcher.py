@@ -24,13 +24,14 @@ from kafkalog.client.background import in_background
 from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
-from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch, split_body
+from kafkalog.client.consumer.partition_fetch import NO_EPOCH, FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.errors import (
     BrokerUnreachable,
     DiskFull,
     KafkalogError,
     LeaderNotAvailable,
+    LogTruncated,
     OffsetOutOfRange,
     RequestTimedOut,
     RetriableError,
@@ -69,7 +70,7 @@ class Source:
         doubted_at: when its offset was first past the end of the log, by an answer that is not confirmed yet.
         reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
-        broker_id: of its leader, as last reported.
+        broker_id, leader_epoch: of its leader, as last reported.
         since: when it was begun. Older metadata does not say that its topic was deleted.
         turn: the number of its last turn to be taken from; 0: it had none.
         turn_bytes: that may still be taken in that turn, as long as there are batches.
@@ -84,6 +85,7 @@ class Source:
         "error",
         "failure",
         "is_dry",
+        "leader_epoch",
         "reader",
         "reset_to",
         "since",
@@ -93,9 +95,11 @@ class Source:
         "turn_bytes",
     )
 
-    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int = NO_EPOCH
+    ) -> None:
         self.topic_partition = topic_partition
-        self.reader = PartitionFetch(topic_partition, topic_id, offset)
+        self.reader = PartitionFetch(topic_partition, topic_id, offset, last_epoch)
         self.arrived: deque[FetchedBatch] = deque()
         self.arrived_bytes = 0
         self.error: KafkalogError | None = None
@@ -106,6 +110,7 @@ class Source:
         self.reset_to: int | None = None
         self.is_dry = False
         self.broker_id = NO_LEADER
+        self.leader_epoch = NO_EPOCH
         self.since = time.monotonic()
         self.turn = self.turn_bytes = 0
 
@@ -486,6 +491,7 @@ class Fetcher:
             return self._without_leader(source, error)
         if source.broker_id != broker_id:
             source.broker_id, source.trouble = broker_id, None
+        source.leader_epoch = topic.partitions[partition.partition].leader_epoch
         return broker_id
 
     def _without_leader(self, source: Source, error: KafkalogError) -> int | None:
@@ -549,7 +555,7 @@ class Fetcher:
         with self.lock:
             # The sources with the fewest bytes come first: the broker fills its answer in this order.
             for source in sorted(sources, key=lambda source: source.arrived_bytes):
-                source.reader.ask(fetch, settings.max_partition_fetch_bytes)
+                source.reader.ask(fetch, settings.max_partition_fetch_bytes, source.leader_epoch)
                 source.asked = asked
                 if source.trouble is not None:
                     source.trouble.tried(now)
@@ -657,7 +663,9 @@ class Fetcher:
         """Lock held: act by auto.offset.reset."""
         source.trouble = source.doubted_at = None
         where = self._settings.auto_offset_reset
-        target: Any = error.facts.get("start_offset" if where == "earliest" else "end_offset")
+        # Where logs part, each policy reads on there, as Kafka does: what is before it was read.
+        is_start = where == "earliest" and not isinstance(error, LogTruncated)
+        target: Any = error.facts.get("start_offset" if is_start else "end_offset")
         if where == "error" or not isinstance(target, int):
             source.error = error
         else:

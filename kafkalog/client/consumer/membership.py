@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kafkalog.client.background import in_background
@@ -43,6 +44,7 @@ from kafkalog.client.consumer.brokers import PAUSE_SECONDS, Brokers
 from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease, Named
 from kafkalog.client.consumer.fetcher import Source
+from kafkalog.client.consumer.partition_fetch import NO_EPOCH
 from kafkalog.client.consumer.starts import Starts
 from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
@@ -682,6 +684,8 @@ class Membership:
                 claim = request.claims.add(topic=topic, partition=number, claim=commit.claims[partition])
                 if partition in news:
                     claim.offset = news[partition]
+                    if (epoch := _read_in(cursors[partition])) is not None:
+                        claim.leader_epoch = epoch
                     claim.topic_id = cursors[partition].source.reader.topic_id
         self._brokers.ask("ReleasePartitions", request)
         self._revoked.difference_update([self._cursors.by_partition.get(partition) for partition in part])
@@ -731,7 +735,8 @@ class Membership:
             self._claims.update((partition, each.claim) for partition, each in claims.items())
         starts = {partition: each.offset for partition, each in claims.items() if each.HasField("offset")}
         self._written.update((partition, (0, offset)) for partition, offset in starts.items())
-        self._add(starts, topic_ids)
+        epochs = {partition: each.leader_epoch for partition, each in claims.items() if each.HasField("leader_epoch")}
+        self._add(starts, topic_ids, epochs=epochs)
         missing = [partition for partition in claims if partition not in starts]
         if missing and self._settings.auto_offset_reset == "error":
             self._add(dict.fromkeys(missing, 0), topic_ids, Hold.UNPLACED)
@@ -773,15 +778,23 @@ class Membership:
                 self._error = None
 
     def _add(
-        self, starts: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes], hold: Hold = Hold.NONE
+        self,
+        starts: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, bytes],
+        hold: Hold = Hold.NONE,
+        epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
-        """Read partitions from these offsets, once `on_assigned` has returned, unless they are held."""
+        """Read partitions from these offsets, once `on_assigned` has returned, unless they are held.
+
+        Args:
+            epochs: the leader epochs in which what is before the offsets was read, where they are known.
+        """
         if not starts:
             return
-        cursors = {
-            partition: Cursor(Source(partition, topic_ids[partition.topic], offset), self._lease)
-            for partition, offset in starts.items()
-        }
+        cursors = {}
+        for partition, offset in starts.items():
+            source = Source(partition, topic_ids[partition.topic], offset, epochs.get(partition, NO_EPOCH))
+            cursors[partition] = Cursor(source, self._lease)
         callback = self._subscription.on_assigned
         for cursor in cursors.values():
             cursor.hold |= hold if callback is None else hold | Hold.ASSIGNED
@@ -927,6 +940,7 @@ class Membership:
                     offset=offset,
                     topic_id=topic_id,
                     claim=commit.claims.get(partition),
+                    leader_epoch=_read_in(cursor),
                 )
         commit.ask(request)
         with self._lock:
@@ -1153,6 +1167,11 @@ def _parts(partitions: Iterable[TopicPartition]) -> Iterator[list[TopicPartition
 def _is_due(cursor: Cursor, position: int) -> bool:
     """Whether a commit of a position undoes no commit of a later offset by name."""
     return cursor.named is None or position >= cursor.named.offset
+
+
+def _read_in(cursor: Cursor | None) -> int | None:
+    """A leader epoch in which the log had all that a cursor has handed out; None: not known."""
+    return None if cursor is None or cursor.source.reader.read_in == NO_EPOCH else cursor.source.reader.read_in
 
 
 def _is_auto_due(cursor: Cursor, position: int) -> bool:

@@ -25,17 +25,29 @@ class FetchedBatch(NamedTuple):
     start_offset: int
 
 
+NO_EPOCH = -1
+
+
 class PartitionFetch:
-    """A partition's next offset, and the position of its batch on the broker's disk.
+    """A partition's next offset, the leader epoch of the batch before it, and the position of the next batch on the
+    broker's disk.
+
+    Whether the log still has what was read is checked by the leader, once in each of its epochs (KIP-320): only with a
+    new epoch may a log have been cut.
 
     Args:
         offset: the next to be fetched; may be set.
+        last_epoch: of the batch before it, or a later one in which that was read; -1: not known.
     """
 
-    def __init__(self, topic_partition: TopicPartition, topic_id: bytes, offset: int) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int = NO_EPOCH
+    ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self._offset = offset
+        self._last_epoch = last_epoch
+        self._asked_in = self._agreed_in = NO_EPOCH  # leader epochs: of the last request, and of the last good answer
         self._hint: tuple[int, int] | None = None
 
     @property
@@ -45,10 +57,20 @@ class PartitionFetch:
     @offset.setter
     def offset(self, offset: int) -> None:
         self._offset = offset
+        self._last_epoch = NO_EPOCH
         self._hint = None
 
-    def ask(self, request: pb.FetchRequest, max_bytes: int) -> None:
-        """Add this partition to a request."""
+    @property
+    def read_in(self) -> int:
+        """A leader epoch in which the log had all that is before the offset; -1: not known."""
+        return self._last_epoch if self._agreed_in == NO_EPOCH else self._agreed_in
+
+    def ask(self, request: pb.FetchRequest, max_bytes: int, leader_epoch: int = NO_EPOCH) -> None:
+        """Add this partition to a request.
+
+        Args:
+            leader_epoch: in which it is led, as far as is known; -1: the leader checks nothing.
+        """
         part = request.partitions.add(
             topic_id=self.topic_id,
             partition=self.topic_partition.partition,
@@ -57,6 +79,11 @@ class PartitionFetch:
         )
         if self._hint is not None:
             part.hint.segment_base_offset, part.hint.position = self._hint
+        self._asked_in = leader_epoch
+        if leader_epoch != NO_EPOCH:
+            part.leader_epoch = leader_epoch
+            if leader_epoch != self._agreed_in and self._last_epoch != NO_EPOCH:
+                part.last_epoch = self._last_epoch
 
     def take(self, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
         """The whole batches of this partition's part of an answer; the next offset moves past them.
@@ -68,6 +95,7 @@ class PartitionFetch:
         """
         if answer.HasField("error"):
             raise error_from_wire(answer.error)
+        self._agreed_in = self._asked_in
         where = str(self.topic_partition)
         found: list[FetchedBatch] = []
         position, offset = 0, self._offset
@@ -90,6 +118,8 @@ class PartitionFetch:
                     raise CorruptBatch(**facts) from None
                 raise
         self._offset = offset
+        if found:
+            self._last_epoch = found[-1].header.leader_epoch
         if answer.HasField("slice"):
             self._hint = (answer.slice.segment_base_offset, answer.slice.position + position)
         return found

@@ -11,9 +11,18 @@ from broker.requests import fetch as fetching
 from broker.requests.fetch import Answer, fetch
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import Look
-from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
+from kafkalog.errors import (
+    FencedLeaderEpoch,
+    InvalidRequest,
+    KafkalogError,
+    LogTruncated,
+    OffsetOutOfRange,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+)
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.zk.registry import PartitionState
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.whole_batch import check_batch
@@ -141,3 +150,63 @@ def test_a_hint_is_handed_to_the_log(host: Hosted, monkeypatch: pytest.MonkeyPat
 def test_a_fetch_of_no_partition_is_refused(host: Hosted) -> None:
     with pytest.raises(InvalidRequest, match="a fetch names no partition"):
         fetched(host)
+
+
+# --- what a reader believes --------------------------------------------------------------------------------------
+
+
+def believing(offset: int, leader_epoch: int | None, last_epoch: int | None = None) -> pb.FetchPartition:
+    return pb.FetchPartition(topic_id=TOPIC_ID, offset=offset, leader_epoch=leader_epoch, last_epoch=last_epoch)
+
+
+@pytest.fixture
+def in_epoch_1(host: Hosted) -> Hosted:
+    """Its first partition has offsets 0 to 2 of epoch 0, and 3 to 5 of epoch 1."""
+    partition = host.partitions[0]
+    partition.lead(PartitionState.only(0, "here", leader_epoch=1), [0])
+    for _ in range(3):
+        view = memoryview(bytearray(BATCH))
+        partition.append_as_leader([(check_batch(view), view)])
+    return host
+
+
+@pytest.mark.parametrize(
+    ("offset", "leader_epoch", "last_epoch"),
+    [
+        (5, None, None),  # a client of an older version
+        (5, 1, None),  # it was sought
+        (3, 1, 0),  # where the epoch ended
+        (2, 1, 0),
+        (5, 1, 1),
+        (6, 1, 1),
+        (5, 1, 7),  # one that nobody wrote in
+    ],
+)
+def test_a_reader_whose_records_are_in_the_log_reads_on(
+    in_epoch_1: Hosted, offset: int, leader_epoch: int | None, last_epoch: int | None
+) -> None:
+    assert not fetched(in_epoch_1, believing(offset, leader_epoch, last_epoch)).failed
+
+
+@pytest.mark.parametrize(
+    ("offset", "leader_epoch", "last_epoch", "error"),
+    [
+        (5, 0, 0, FencedLeaderEpoch(partition="t-0", epoch=0, current=1)),
+        (5, 2, 1, UnknownLeaderEpoch(partition="t-0", epoch=2, current=1)),
+        (5, 1, 0, LogTruncated(partition="t-0", offset=5, epoch=0, start_offset=0, end_offset=3)),
+        (7, 1, 1, LogTruncated(partition="t-0", offset=7, epoch=1, start_offset=0, end_offset=6)),
+    ],
+)
+def test_a_reader_that_believes_something_else_is_told(
+    in_epoch_1: Hosted, offset: int, leader_epoch: int, last_epoch: int, error: KafkalogError
+) -> None:
+    answer = fetched(in_epoch_1, believing(offset, leader_epoch, last_epoch))
+    told = error_from_wire(answer.reply.partitions[0].error)
+    assert (type(told), told.facts) == (type(error), error.facts)
+
+
+def test_what_was_deleted_is_not_taken_for_truncated(in_epoch_1: Hosted) -> None:
+    in_epoch_1.partitions[0].log.delete_before(4)
+    assert not fetched(in_epoch_1, believing(4, 1, 0)).failed
+    told = error_from_wire(fetched(in_epoch_1, believing(3, 1, 0)).reply.partitions[0].error)
+    assert type(told) is OffsetOutOfRange

@@ -56,7 +56,7 @@ def test_offsets_are_read_back_by_partition(session: ZooKeeperSession) -> None:
         TopicPartition("b", 1): 9,
     }
     content, _ = session.get(paths.group_offset("g", "a", 0))
-    assert json.loads(content) == {"offset": 4, "topic_id": IDS["a"].hex(), "leader_epoch": 0, "committed_us": 124}
+    assert json.loads(content) == {"offset": 4, "topic_id": IDS["a"].hex(), "leader_epoch": -1, "committed_us": 124}
 
 
 def test_an_offset_that_cannot_be_read_is_an_error_and_not_taken_for_none(session: ZooKeeperSession) -> None:

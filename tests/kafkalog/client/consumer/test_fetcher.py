@@ -48,7 +48,7 @@ class Unreachable:
         return True
 
     def known_topic(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(topic_id=TOPIC_ID)
+        return SimpleNamespace(topic_id=TOPIC_ID, partitions=[SimpleNamespace(leader_epoch=0)] * 3)
 
     def fresh_topic(self, name: str) -> SimpleNamespace:
         return self.known_topic(name)

@@ -181,3 +181,38 @@ def test_a_body_is_the_partitions_slices_one_after_the_other() -> None:
     reply = pb.FetchReply(partitions=[{"length": 3}, {"length": 0}, {"length": 2}])
     assert [bytes(part) for part in split_body(reply, memoryview(b"abcde"))] == [b"abc", b"", b"de"]
     assert [bytes(part) for part in split_body(pb.FetchReply(partitions=[{}, {}]), None)] == [b"", b""]
+
+
+def test_the_leader_is_asked_once_in_each_of_its_epochs_whether_it_has_what_was_read() -> None:
+    def epochs(leader_epoch: int) -> tuple[int, int]:
+        """What a request names; -1: nothing."""
+        request = pb.FetchRequest()
+        partition.ask(request, 10, leader_epoch)
+        [part] = request.partitions
+        return (
+            part.leader_epoch if part.HasField("leader_epoch") else -1,
+            part.last_epoch if part.HasField("last_epoch") else -1,
+        )
+
+    partition = fetch(0)
+    assert (partition.read_in, epochs(-1)) == (-1, (-1, -1))
+    assert epochs(2) == (2, -1), "nothing was read"
+    taken(partition, batches(3))  # of epoch 1
+    assert (partition.read_in, epochs(2)) == (2, (2, -1))
+    assert epochs(3) == (3, 1)
+    with pytest.raises(NotLeader):
+        partition.take(
+            pb.FetchedPartition(error=error_to_wire(NotLeader(broker_id=1, partition="t-0"))), memoryview(b"")
+        )
+    assert (partition.read_in, epochs(3)) == (2, (3, 1)), "it has not answered yet"
+    taken(partition, b"")
+    assert (partition.read_in, epochs(3)) == (3, (3, -1))
+    partition.offset = 9
+    assert epochs(4) == (4, -1), "it was sought"
+
+
+def test_a_committed_offset_is_checked_in_the_first_request() -> None:
+    partition = PartitionFetch(T0, b"i" * 16, 5, 3)
+    request = pb.FetchRequest()
+    partition.ask(request, 10, 4)
+    assert (request.partitions[0].last_epoch, partition.read_in) == (3, 3)
