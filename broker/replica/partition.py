@@ -333,17 +333,13 @@ class Partition:
         if epoch != current:
             error = FencedLeaderEpoch if epoch < current else UnknownLeaderEpoch
             raise error(partition=self.label, epoch=epoch, current=current)
-        view = self._reader.view
-        if last_epoch is None or offset <= view.start_offset:  # nothing of that epoch may be left to compare with
+        if last_epoch is None:
             return
-        _, ended = self.log.epoch_end(last_epoch)
+        _, ended = self.log.epoch_end(last_epoch)  # not before the log's start: what was deleted is not truncated
         if ended < offset:
+            start_offset = self._reader.view.start_offset
             raise LogTruncated(
-                partition=self.label,
-                offset=offset,
-                epoch=last_epoch,
-                start_offset=view.start_offset,
-                end_offset=max(ended, view.start_offset),
+                partition=self.label, offset=offset, epoch=last_epoch, start_offset=start_offset, end_offset=ended
             )
 
     def read(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
