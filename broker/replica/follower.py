@@ -4,7 +4,7 @@ broker that leads any.
     name the positions that are new -> wait for news -> append, cut, take over the high watermark -> ...
 
 The leader's broker keeps the positions (`broker/requests/replicate.py`), so a link of idle partitions exchanges one
-small request each half second. A failure of one partition is that partition's, and is tried again later.
+small request each half second. What is said, and what follows from the answers, is in `fetcher.py`.
 """
 
 from __future__ import annotations
@@ -12,46 +12,41 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
-from broker.replica.leadership import IN_FLIGHT_MAX
+from broker.replica.fetcher import Key, ReplicaFetcher
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.replica.throttle import Throttle
-from broker.staging.staging import StagedCopy
-from broker.storage.segment import Hint
 from kafkalog.clock import Clock
-from kafkalog.errors import (
-    BrokerUnreachable,
-    CorruptBatch,
-    FencedLeaderEpoch,
-    KafkalogError,
-    NotLeader,
-    OffsetOutOfRange,
-    ReplicaDiverged,
-    RequestTimedOut,
-    RetriableError,
-    StorageFailed,
-    UnknownLeaderEpoch,
-)
+from kafkalog.errors import BrokerUnreachable, KafkalogError, RequestTimedOut
 from kafkalog.events import get_logger
-from kafkalog.net.data import DataConnection, Reply
+from kafkalog.net.data import DataConnection
 from kafkalog.retry import Backoff
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 
 log = get_logger(__name__)
 
-_WAIT_MS = 500
-_MAX_BYTES = 8 << 20
 _CONNECT_TIMEOUT_MS = 3_000
 _REQUEST_TIMEOUT_MS = 10_000
 _SILENCE_SECONDS = 10.0
-_MENDED_SECONDS = 0.5
-_NAMED_MAX = 5_000  # positions in one request: a frame's header is at most 1 MiB
-_SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch)
-"""One of the two sides has not heard of an election yet."""
-_Key = tuple[bytes, int]
+
+
+class Link(Protocol):
+    """What exchanges a fetcher's requests and answers with the leader's broker."""
+
+    def start(self) -> None: ...
+
+    def wake(self) -> None:
+        """The fetcher may have another request. Called by any thread."""
+
+    def stop(self) -> None:
+        """Begin to end."""
+
+    def join(self) -> None:
+        """Wait for the end."""
 
 
 class Links:
@@ -60,6 +55,9 @@ class Links:
     Args:
         directory_id: the id of its data directory.
         on_diverged: called with a replica that cannot follow any more, and why.
+
+    Attributes:
+        new_link: makes the link for a fetcher.
     """
 
     def __init__(
@@ -76,10 +74,11 @@ class Links:
         self._clock = clock
         self._on_diverged = on_diverged
         self._throttle = Throttle()
+        self.new_link: Callable[[ReplicaFetcher], Link] = lambda fetcher: _Link(fetcher, metadata, clock)
         self._lock = threading.Lock()  # guards all below
-        self._links: dict[int, _Link] = {}
-        self._leaders: dict[_Key, int] = {}
-        self._followed: dict[_Key, tuple[Partition, int]] = {}  # and in which epoch
+        self._links: dict[int, tuple[ReplicaFetcher, Link]] = {}
+        self._leaders: dict[Key, int] = {}
+        self._followed: dict[Key, tuple[Partition, int]] = {}  # and in which epoch
         self._stopped = False
 
     def follow(self, replica: Partition, throttled_rate: int) -> None:
@@ -94,17 +93,18 @@ class Links:
             has_new_rate = self._throttle.set_rate(key, throttled_rate)
             if self._stopped or (before == leader and self._followed.get(key) == followed):
                 if has_new_rate and before in self._links:
-                    self._links[before].hurry(key)
+                    fetcher, link = self._links[before]
+                    if fetcher.hurry(key):
+                        link.wake()
                 return
             if before not in (-1, leader):
-                self._links[before].leave(key)
+                self._leave(before, key)
             if leader < 0 or leader == self._broker_id:
                 self._leaders.pop(key, None)
                 return
             self._leaders[key], self._followed[key] = leader, followed
-            link = self._links.get(leader)
-            if link is None:
-                link = self._links[leader] = _Link(
+            if leader not in self._links:
+                fetcher = ReplicaFetcher(
                     leader,
                     self._broker_id,
                     self._directory_id,
@@ -113,116 +113,82 @@ class Links:
                     self._throttle,
                     self._on_diverged,
                 )
-                link.start()
-        link.follow(key, replica)
+                self._links[leader] = fetcher, self.new_link(fetcher)
+                self._links[leader][1].start()
+            fetcher, link = self._links[leader]
+        fetcher.follow(key, replica)
+        link.wake()
 
-    def leave(self, key: _Key) -> None:
+    def leave(self, key: Key) -> None:
         """Copy this partition no longer."""
         with self._lock:
             leader = self._leaders.pop(key, -1)
             self._followed.pop(key, None)
             self._throttle.set_rate(key, 0)
             if leader >= 0:
-                self._links[leader].leave(key)
+                self._leave(leader, key)
+
+    def _leave(self, leader: int, key: Key) -> None:
+        fetcher, link = self._links[leader]
+        if fetcher.leave(key):
+            link.wake()
 
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
             links, self._links = self._links, {}
             self._leaders.clear()
-        for link in links.values():
+        for _, link in links.values():
             link.stop()
-        for link in links.values():
+        for _, link in links.values():
             link.join()
 
     @property
     def fetched_bytes(self) -> int:
         """Since the start."""
-        return sum(link.fetched_bytes for link in list(self._links.values()))
+        return sum(fetcher.fetched_bytes for fetcher, _ in list(self._links.values()))
 
 
 class _Link:
-    def __init__(
-        self,
-        leader_id: int,
-        broker_id: int,
-        directory_id: str,
-        metadata: Metadata,
-        clock: Clock,
-        throttle: Throttle,
-        on_diverged: Callable[[Partition, KafkalogError], object],
-    ) -> None:
-        self.fetched_bytes = 0
-        self._leader_id = leader_id
-        self._broker_id = broker_id
-        self._directory_id = directory_id
+    def __init__(self, fetcher: ReplicaFetcher, metadata: Metadata, clock: Clock) -> None:
+        self._fetcher = fetcher
         self._metadata = metadata
         self._clock = clock
-        self._throttle = throttle
-        self._on_diverged = on_diverged
         self._changed = threading.Condition()  # guards the following
-        self._replicas: dict[_Key, Partition] = {}
-        self._due: dict[_Key, float] = {}  # when it is to be named in a request
-        self._left: set[_Key] = set()
         self._stopping = False
         self._connection: DataConnection | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._reasons: dict[_Key, str] = {}  # of failures, each logged once
-        self._hints: dict[_Key, Hint] = {}
-        self._damaged: set[_Key] = set()  # what the leader sent last fails its checks
-        self._thread = threading.Thread(target=self._run, name=f"replica-link-{leader_id}", daemon=True)
-
-    # --- what others call ------------------------------------------------------------------------------------------
+        self._thread = threading.Thread(target=self._run, name=f"replica-link-{fetcher.leader_id}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def follow(self, key: _Key, replica: Partition) -> None:
+    def wake(self) -> None:
         with self._changed:
-            self._replicas[key] = replica
-            self._due[key] = 0.0
-            self._left.discard(key)
-            self._wake()
-
-    def hurry(self, key: _Key) -> None:
-        """Name a partition's position now, if that waits for its time."""
-        with self._changed:
-            if key in self._due:
-                self._due[key] = 0.0
-                self._wake()
-
-    def leave(self, key: _Key) -> None:
-        with self._changed:
-            if self._replicas.pop(key, None) is not None:
-                self._due.pop(key, None)
-                self._left.add(key)
-                self._wake()
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         with self._changed:
             self._stopping = True
             connection = self._connection
-            self._wake()
+        self.wake()
         if connection is not None:
             connection.shut_down()
 
     def join(self) -> None:
         self._thread.join()
 
-    def _wake(self) -> None:
-        """Lock held."""
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
-        self._changed.notify_all()
-
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         backoff = Backoff(0.05, 1.0)
+        leader_id = self._fetcher.leader_id
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._replicas or self._stopping)
+                    self._changed.wait_for(lambda: self._fetcher.has_replicas or self._stopping)
                     if self._stopping:
                         return
                 try:
@@ -232,9 +198,9 @@ class _Link:
                 except KafkalogError as error:
                     if self._stopping:
                         return
-                    log.info("replica_link_interrupted", leader=self._leader_id, reason=str(error))
+                    log.info("replica_link_interrupted", leader=leader_id, reason=str(error))
                 except Exception:  # a defect: the followers go on after a pause
-                    log.exception("replica_link_failed", leader=self._leader_id)
+                    log.exception("replica_link_failed", leader=leader_id)
                 finally:
                     self._disconnect()
                 with self._changed:
@@ -246,19 +212,19 @@ class _Link:
 
     def _connect(self) -> None:
         """Raises BrokerUnreachable, ProtocolError."""
-        broker = self._metadata.brokers.get(self._leader_id)
+        leader_id = self._fetcher.leader_id
+        broker = self._metadata.brokers.get(leader_id)
         if broker is None:
-            raise BrokerUnreachable(address=f"broker {self._leader_id}", reason="it is not registered")
+            raise BrokerUnreachable(address=f"broker {leader_id}", reason="it is not registered")
         connection = DataConnection(
             broker.host,
             broker.data_port,
             connect_timeout_ms=_CONNECT_TIMEOUT_MS,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
         )
+        self._fetcher.connected()
         with self._changed:
             self._connection = connection
-            self._left.clear()
-            self._due = dict.fromkeys(self._replicas, 0.0)  # the other side knows nothing of this connection
             if self._stopping:
                 connection.shut_down()
 
@@ -274,18 +240,13 @@ class _Link:
         poller = select.poll()
         poller.register(connection.fileno(), select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
-        in_flight = correlation_id = 0
+        correlation_id = 0
         while not self._stopping:
-            wait = None
-            if in_flight < IN_FLIGHT_MAX:
-                # First: if a log is lost, it is left before the broker is registered anew, so no request says of it
-                # that it belongs to the new registration.
-                registration = self._registration()
-                positions, wait = self._take_due()
-                if positions or not in_flight:
-                    correlation_id += 1
-                    self._send(connection, correlation_id, registration, positions)
-                    in_flight += 1
+            request, wait = self._fetcher.next_request()
+            if request is not None:
+                correlation_id += 1
+                header = pb.RequestHeader(correlation_id=correlation_id, replica_fetch=request)
+                connection.send([frames.frame_start(header.SerializeToString(), 0)])
             if not connection.has_buffered:
                 sent_at = self._clock.monotonic()
                 ready = {fd for fd, _ in poller.poll((_SILENCE_SECONDS if wait is None else wait) * 1000 + 1)}
@@ -297,137 +258,4 @@ class _Link:
                     os.eventfd_read(self._wake_fd)
                 if connection.fileno() not in ready:
                     continue
-            self._take_in(connection.receive())
-            in_flight -= 1
-
-    def _take_due(self) -> tuple[list[pb.ReplicaPosition], float | None]:
-        """The positions that are to be named now, and in how many seconds there will be more."""
-        now = self._clock.monotonic()
-        with self._changed:
-            left = [pb.ReplicaPosition(topic_id=key[0], partition=key[1], leaves=True) for key in self._left]
-            self._left.clear()
-            keys = [key for key, at in self._due.items() if at <= now][:_NAMED_MAX]
-            due = {key: self._replicas[key] for key in keys}
-            for key in keys:
-                del self._due[key]
-            wait = min(self._due.values(), default=None)
-        named = [position for key, replica in due.items() if (position := self._position(key, replica)) is not None]
-        return left + named, None if wait is None else max(0.0, wait - now)
-
-    def _position(self, key: _Key, replica: Partition) -> pb.ReplicaPosition | None:
-        try:
-            at = replica.position()
-        except KafkalogError as error:  # closed; the host opens it again, or not
-            self._failed(key, error, 1.0)
-            return None
-        if at.leader_id != self._leader_id:
-            return None
-        position = pb.ReplicaPosition(
-            topic_id=key[0],
-            partition=key[1],
-            leader_epoch=at.epoch,
-            end_offset=at.end_offset,
-            last_epoch=at.last_epoch,
-            staged=[pb.StagedFile(**each._asdict()) for each in at.staged],
-            is_damaged=key in self._damaged,
-        )
-        self._damaged.discard(key)
-        hint = self._hints.pop(key, None)
-        if hint is not None:
-            position.hint.segment_base_offset, position.hint.position = hint
-        return position
-
-    def _registration(self) -> int:
-        own = self._metadata.brokers.get(self._broker_id)
-        return -1 if own is None else own.epoch
-
-    def _send(
-        self,
-        connection: DataConnection,
-        correlation_id: int,
-        registration: int,
-        positions: Iterable[pb.ReplicaPosition],
-    ) -> None:
-        request = pb.ReplicaFetchRequest(
-            broker_id=self._broker_id,
-            registration=registration,
-            directory=self._directory_id,
-            max_wait_ms=_WAIT_MS,
-            max_bytes=_MAX_BYTES,
-            partitions=positions,
-        )
-        header = pb.RequestHeader(correlation_id=correlation_id, replica_fetch=request)
-        connection.send([frames.frame_start(header.SerializeToString(), 0)])
-
-    # --- answers -----------------------------------------------------------------------------------------------------
-
-    def _take_in(self, reply: Reply) -> None:
-        header, body = reply
-        if header.HasField("error"):
-            raise frames.error_from_wire(header.error)
-        start = 0
-        for news in header.replica_fetch.partitions:
-            length = news.length + sum(piece.length for piece in news.pieces)
-            data = memoryview(b"") if body is None else body[start : start + length]
-            start += length
-            key = news.topic_id, news.partition
-            with self._changed:
-                replica = self._replicas.get(key)
-            if replica is None:
-                continue
-            try:
-                self._take_news(key, replica, news, data)
-            except RetriableError as error:
-                self._failed(key, error, 0.1 if isinstance(error, _SOON) else 1.0)
-            except CorruptBatch as error:  # the leader repairs it from another replica
-                self._damaged.add(key)
-                self._failed(key, error, _MENDED_SECONDS)
-            except KafkalogError as error:
-                self._failed(key, error, 5.0)
-            else:
-                self._reasons.pop(key, None)
-        self.fetched_bytes += start
-
-    def _take_news(self, key: _Key, replica: Partition, news: pb.ReplicaNews, data: memoryview) -> None:
-        epoch = news.leader_epoch
-        if news.HasField("error"):
-            error = frames.error_from_wire(news.error)
-            if not isinstance(error, OffsetOutOfRange):
-                raise error
-            replica.begin_anew(error.facts["start_offset"], replica.position().epoch)
-        elif news.diverges:
-            try:
-                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, epoch)
-            except ReplicaDiverged as error:
-                self.leave(key)
-                self._on_diverged(replica, error)
-                raise
-        else:
-            if news.length:
-                replica.append_as_follower(data[: news.length], epoch)
-                self._hints[key] = Hint(news.slice.segment_base_offset, news.slice.position + news.length)
-            if news.names_staged:
-                replica.keep_only_staged([StagedCopy(each.number, each.salt, each.size) for each in news.staged], epoch)
-            start = news.length
-            for piece in news.pieces:
-                replica.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
-                start += piece.length
-            replica.watermark_is(news.high_watermark, news.log_start_offset, epoch)
-            if not data and not news.names_staged:
-                return
-        self._name(key, self._throttle.pause(key, len(data), self._clock.monotonic()) if news.is_throttled else 0.0)
-
-    def _name(self, key: _Key, after_seconds: float) -> None:
-        """Name a partition's position in a request, after so long."""
-        with self._changed:
-            if key in self._replicas:
-                self._due[key] = self._clock.monotonic() + after_seconds if after_seconds else 0.0
-
-    def _failed(self, key: _Key, error: KafkalogError, after_seconds: float) -> None:
-        """A partition is tried again after so long. Each reason is logged once."""
-        with self._changed:
-            replica = self._replicas.get(key)
-        if replica is not None and not isinstance(error, StorageFailed) and self._reasons.get(key) != str(error):
-            self._reasons[key] = str(error)
-            log.info("replica_not_fetched", partition=replica.label, leader=self._leader_id, reason=str(error))
-        self._name(key, after_seconds)
+            self._fetcher.take(*connection.receive())
