@@ -39,6 +39,7 @@ from kafkalog.errors import (
     StorageFailed,
     UnknownPartition,
     UnknownTopicId,
+    UnreadableZnode,
 )
 from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
@@ -114,6 +115,9 @@ class Host:
         # Topics that are not yet in line with the metadata, with the first partition that was not handled. Written by
         # the watching thread; others only check whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
+        # Logs that were lost and begun anew, with the directories that their states had then. A state has it until the
+        # replica has joined the in-sync set.
+        self._begun_anew: dict[PartitionKey, str | None] = {}
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
@@ -383,10 +387,10 @@ class Host:
         """Leave the in-sync sets and the eligible replicas of partitions whose records may be missing here (rules 7 and
         8 of docs/REPLICATION.md). Then drop what is left of the logs that are lost. Returns the topic with the states
         after that."""
-        states = dict(topic.states)
-        if any(self.broker_id in (*state.isr, *state.eligible) for state in turn.departing.values()):
-            # A leader knows how far this replica had come before the loss, and may be about to let it join.
-            self.raise_epoch()
+        # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
+        # since the states were read.
+        self.raise_epoch()
+        states = dict(topic.states) | self._read_states(topic, turn.departing)
         left = set(turn.departing)
         while left:
             departed = {number: election.depart(states[number], self.broker_id) for number in left}
@@ -405,7 +409,19 @@ class Host:
             if number in turn.anew:
                 self._directory.replace_log(topic.topic_id, number, label, 0)
                 self._directory.trust_log(topic.topic_id, number)
+                self._begun_anew[topic.topic_id, number] = state.directories.get(self.broker_id)
         return replace(topic, states=states)
+
+    def _read_states(self, topic: TopicRecord, numbers: Iterable[int]) -> dict[int, PartitionState]:
+        """Raises UnreadableZnode."""
+        wanted = {paths.partition_state(topic.name, topic.topic_id, number): number for number in numbers}
+        states = {}
+        for path, state in registry.read_states(self._session, list(wanted)).items():
+            if isinstance(state, UnreadableZnode):
+                raise state
+            if state is not None:
+                states[wanted[path]] = state
+        return states
 
     def _give_role(self, partition: Partition, topic: TopicRecord, number: int, state: PartitionState) -> None:
         """Raises StorageFailed, DiskFull, NotLeader: it keeps the role that it had."""
@@ -463,11 +479,14 @@ class Host:
         """The error if a partition's log is not where its state says; else None."""
         here = f"{self._directory_id} ({self._directory.path})"
         directory = state.directories.get(self.broker_id)
+        key = topic.topic_id, number
         if directory is None and (state.leader != self.broker_id or not state.directories):
             return None  # it was never opened here
         if directory != self._directory_id:
+            if key in self._hosted and key in self._begun_anew and self._begun_anew[key] == directory:
+                return None  # it copies, and has not joined yet
             reason = f"its log is in data directory {directory}, but broker {self.broker_id} has {here}"
-        elif (topic.topic_id, number) not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
+        elif key not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)
             if self._directory.has_log(topic.topic_id, number):
                 reason = (

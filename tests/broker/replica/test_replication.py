@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from broker.controller.election import join
+from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
+from broker.replica.registration import Registration
+from broker.storage.disk import Disk
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.zk import paths
+from kafkalog.zk.registry import StateChange, change_states, registration_check
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.waiting import waited_for
@@ -18,9 +26,11 @@ from tests.waiting import waited_for
 Brokers = dict[int, RunningBroker]
 
 
-def new_topic(broker: RunningBroker, partitions: int = 1, replicas: int = 3, **config: int | str) -> bytes:
+def new_topic(
+    broker: RunningBroker, partitions: int = 1, replicas: int = 3, name: str = "t", **config: int | str
+) -> bytes:
     given = {name.replace("_", "."): str(value) for name, value in config.items()}
-    request = bpb.CreateTopicRequest(name="t", partitions=partitions, replicas=replicas, config=given)
+    request = bpb.CreateTopicRequest(name=name, partitions=partitions, replicas=replicas, config=given)
     return bytes(broker.stub.CreateTopic(request, timeout=30).topic_id)
 
 
@@ -172,3 +182,67 @@ def test_acks_all_with_a_flush_before_each_ack_waits_for_the_followers_disks(bro
             appended = client.append(topic, a_batch([b"%d" % number]), acks=-1)
             assert (appended.base_offset, appended.HasField("error")) == (number, False)
     assert all(replica(each, topic).log.flushed_offset == 5 for each in brokers.values())
+
+
+def test_a_replica_that_begins_anew_is_emptied_once_however_often_its_state_is_looked_at(
+    brokers: Brokers, start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state has the directory of the lost log until it joins. A look before that took its copy for lost again, and
+    emptied it while the leader let it join."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        for number in range(20):
+            assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    brokers.pop(lost).stop(clean=False)
+    shutil.rmtree(tmp_path / f"broker-{lost}")
+    with monkeypatch.context() as patched:
+        patched.setattr(InSyncSets, "look", lambda self: None)  # nobody joins
+        brokers[lost] = start_broker(lost)
+        host = brokers[lost].broker.host
+        waited_for(lambda: host.hosted[topic, 0].end_offset == 20)
+        copy = replica(brokers[lost], topic)
+        host.metadata.path_changed(paths.topic("t"))
+        other = new_topic(brokers[0], name="u")  # it is looked at after the first one
+        waited_for(lambda: (other, 0) in host.hosted)
+        assert replica(brokers[lost], topic) is copy and copy.end_offset == 20
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """The states, as the broker reads them when it starts, do not show it as a member yet."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    before = brokers[lost].broker.registration.epoch
+    monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody joins otherwise
+    brokers.pop(lost).stop(clean=False)
+    waited_for(lambda: lost not in leader.record("t").states[0].isr)
+    raise_epoch, written = Registration.raise_epoch, []
+
+    def write() -> None:
+        record = leader.record("t")
+        state = record.states[0]
+        after = join(state, lost, state.directories[lost], 2)
+        checks = (registration_check(lost, before),)
+        session = leader.broker.host.metadata.session
+        written.append(change_states(session, [StateChange(record, 0, state, after, checks)])[topic, 0].isr)
+
+    def raised(self: Registration) -> None:
+        if not is_late:
+            write()
+        raise_epoch(self)
+        if is_late:
+            write()
+
+    monkeypatch.setattr(Registration, "raise_epoch", raised)
+    monkeypatch.setattr(Disk, "boot_id", lambda self: "another boot")
+    brokers[lost] = start_broker(lost)
+    assert [lost in isr for isr in written] == [not is_late]
+    assert lost not in leader.record("t").states[0].isr
