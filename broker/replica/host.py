@@ -429,8 +429,10 @@ class Host:
             partition.log.high_watermark = partition.log.start_offset  # killed before it was saved: not known
         if state.leader == self.broker_id:
             partition.lead(state, topic.replicas[number])
-        else:
-            partition.follow(state.leader, state.leader_epoch)
+            return
+        if state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
+            partition.cut_damage()  # the leader has what is cut; without a leader, what is left may be needed
+        partition.follow(state.leader, state.leader_epoch)
 
     def _diverged(self, partition: Partition, error: KafkalogError) -> None:
         """A replica has stopped to follow. Called by a link's thread."""
@@ -564,6 +566,8 @@ class Host:
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
         opened_partition.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
+        if self._may_have_lost and len(topic.replicas[number]) > 1 and settings.flush_messages == 1:
+            opened_partition.cut_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 
     def close_deleted(self) -> None:

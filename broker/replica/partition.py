@@ -660,6 +660,18 @@ class Partition:
                 )
             self._truncate_to(to)
 
+    def cut_damage(self) -> None:
+        """Cut off the first damaged range and all after it, because a fetch from the log's end says that everything
+        before it is here. For a replica that others do not count on. A leader's log stays."""
+        with self._role_lock, self._hosted():
+            damage = self.log.first_damage
+            if damage is None or self._leadership is not None:
+                return
+            end_offset = self._truncate_to(damage)
+            if self._readable_limit != _NO_LIMIT:
+                self._readable_limit = self.log.high_watermark
+        log.warning("damaged_end_cut", partition=self.label, end_offset=end_offset)
+
     def begin_anew(self, offset: int, epoch: int) -> None:
         """Drop the log, because the leader's begins after its end."""
         with self._following(epoch):

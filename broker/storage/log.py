@@ -211,6 +211,13 @@ class Log:
             self._high_watermark = None if offset is None else min(offset, self._end_offset)
 
     @property
+    def first_damage(self) -> int | None:
+        """The first offset that is known to be damaged on disk; None: none is."""
+        view = self.reader.view
+        damaged = [each for segment in view.segments for each in segment.damaged if each.end_offset > view.start_offset]
+        return min((max(each.start_offset, view.start_offset) for each in damaged), default=None)
+
+    @property
     def has_high_watermark(self) -> bool:
         """Whether the high watermark was set: the partition has several replicas."""
         return self._high_watermark is not None
@@ -955,6 +962,7 @@ class Log:
             view = self.reader.view
             if offset < view.start_offset:
                 raise self.reader.out_of_range(offset, view, view.end_offset)
+            epochs = len(self._epochs.entries)
             if offset >= view.end_offset:
                 self._truncate_epochs(offset)
                 return view.end_offset
@@ -966,7 +974,13 @@ class Log:
             except OSError as error:
                 self._errors.fail(error, "truncating")
             self._truncate_epochs(self._end_offset)
-            log.info("log_truncated", partition=self.label, asked=offset, end_offset=self._end_offset)
+            log.info(
+                "log_truncated",
+                partition=self.label,
+                asked=offset,
+                end_offset=self._end_offset,
+                epochs=epochs - len(self._epochs.entries),
+            )
             return self._end_offset
 
     def _truncate_epochs(self, offset: int) -> None:

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
+from broker.replica.partition import Partition
 from broker.storage.epochs import EPOCHS_NAME
 from broker.storage.log import Appended, Log
+from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import CorruptBatch, StorageFailed
 from kafkalog.format.batch import iter_batches
+from kafkalog.zk.registry import PartitionState
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
 from tests.broker.storage.replicas import bytes_of, catch_up
 from tests.crash.memory_disk import MemoryDisk
@@ -164,6 +167,26 @@ def test_kill_of_a_follower_at_every_step_of_a_reset_that_a_start_finishes() -> 
     for image in images:
         check(image.after_kill(), begun, power_cut=False)
         check(image.after_power_cut(random.Random(0), 0.5), begun, power_cut=True)
+
+
+def test_a_follower_cuts_its_log_at_the_first_damage_and_a_leader_keeps_what_is_good() -> None:
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    fill(log, 30, 0)
+    damaged = disk.after_kill()
+    damaged.bytes_of(log.directory / "00000000000000000000.log")[700] ^= 4
+    directory = open_directory(damaged)
+    opened = directory.open_log(TOPIC_ID, 0, "t-0", topic(), None)
+    replica = Partition("t", TOPIC_ID, 0, opened, directory, topic(), 1, SYSTEM_CLOCK)
+    damage = opened.first_damage
+    assert damage is not None and 0 < damage < opened.end_offset == log.end_offset
+    replica.lead(PartitionState(1, 5, (1,)), [0, 1])
+    replica.cut_damage()
+    assert opened.end_offset == log.end_offset
+    replica.follow(0, 6)
+    replica.cut_damage()
+    assert opened.end_offset == replica.high_watermark == damage and opened.first_damage is None
+    assert read_all(opened) == {offset: value for offset, value in read_all(log).items() if offset < damage}
 
 
 def test_failed_step_of_a_follower_costs_nothing_flushed() -> None:
