@@ -182,6 +182,7 @@ class Staging:
         self._unrecorded_drops: dict[bytes, list[StagedFile]] = {}
         self._has_folder = False
         self._files: dict[int, StagedFile] = {}
+        self._unreadable: dict[int, StagedFile] = {}  # found by the start, and kept: they may be needed
         self._removed: set[int] = set()  # numbers of removed files that a power cut may restore
         self._next_number = 0
         self.staged_end = 0
@@ -242,7 +243,7 @@ class Staging:
             file.replayed = end
         except UnreadableFile as error:
             self._damaged = True
-            del self._files[file.number]  # the file is kept: it may be needed
+            self._unreadable[file.number] = self._files.pop(file.number)
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip
         finally:
@@ -587,13 +588,17 @@ class Staging:
                 self._has_unsynced_set = True
 
     def keep_only(self, copies: Iterable[StagedCopy]) -> None:
-        """Forget the files that a leader has no more, with all that is in them."""
+        """Forget the files that a leader has no more, with all that is in them, and those that cannot be read here: a
+        copy takes their names."""
         kept = {(copy.number, copy.salt) for copy in copies}
         with self._lock:
             self._check_usable()
             gone = [file for file in self._files.values() if (file.number, file.salt) not in kept]
             for file in gone:
                 self._forget_copy(file)
+            for file in self._unreadable.values():
+                self._remove_copy(file)
+            self._unreadable.clear()
 
     def _forget_copy(self, file: StagedFile) -> None:
         for uuid, known in list(self._sets.items()):
@@ -605,6 +610,9 @@ class Staging:
         if file is self._active:
             self._active = None
         del self._files[file.number]
+        self._remove_copy(file)
+
+    def _remove_copy(self, file: StagedFile) -> None:
         try:
             file.remove()
         except FileNotFoundError:

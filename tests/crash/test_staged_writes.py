@@ -527,3 +527,29 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
     assert work.partition.log.apply_progress(PRODUCER) is None
     apply_again(work.disk.after_kill())
     apply_again(work.disk.after_power_cut(random.Random(0), 0.0))
+
+
+def test_a_follower_copies_a_staged_file_again_that_a_power_cut_made_unreadable() -> None:
+    """Its name was in the way, and took the whole directory out of service."""
+    leader = open_partition(open_directory(MemoryDisk()))
+    leader.stage(bytes(16), [make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(0, 0))])
+    [copy] = leader.staged_copies()
+    [piece] = leader.staged_pieces([], 1 << 20)
+    data = memoryview(piece.read())
+
+    def follow(disk: MemoryDisk) -> Partition:
+        replica = open_partition(open_directory(disk))
+        replica.follow(1, 5)
+        replica.keep_only_staged([copy], 5)
+        replica.copy_staged(copy.number, 0, data, 5)
+        return replica
+
+    disk = MemoryDisk()
+    replica = follow(disk)
+    damaged = disk.after_kill()
+    folder = replica.log.directory / staging.STAGING
+    [name] = [name for name in damaged.names(folder) if name.endswith(".staged")]
+    damaged.bytes_of(folder / name)[:16] = bytes(16)
+    again = follow(damaged)
+    assert again.staged_copies() == [copy]
+    assert [(each.producer_id, each.batch_id) for each in again.staged()] == [(PRODUCER, 0)]
