@@ -566,7 +566,7 @@ class Host:
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
         opened_partition.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
-        if self._may_have_lost and len(topic.replicas[number]) > 1 and settings.flush_messages == 1:
+        if self._may_have_lost and len(topic.replicas_of(number)) > 1 and settings.flush_messages == 1:
             opened_partition.cut_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 
