@@ -16,7 +16,7 @@ PUBLIC = {
     "Admin": "alter_topic cancel_reassignments close commit committed create_topic delete_group delete_records "
     "delete_topic describe_broker describe_brokers describe_cluster describe_controller describe_group "
     "describe_topics extents groups list_offsets reassign reassignments recover_partitions "
-    "reset_offsets throttle_reassignments topics unserved verify",
+    "reset_offsets throttle_reassignments topics unserved upgrade_cluster verify",
     "AtTimestamp": "count from_offset index timestamp_us",
     "KafkalogError": "add_note args code fresh message retriable to_wire with_traceback",
     "Message": "count headers index key offset partition timestamp_us topic value",
