@@ -50,6 +50,8 @@ class Restored:
         if not first_is_behind:
             brokers[0] = start(0, replica_lag_time_max_ms=LAG_MS)
             waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+        # Each knows by now that readers may have seen the record.
+        waited_for(lambda: all(replica(broker, topic).high_watermark == 2 for broker in brokers.values()))
         for broker in brokers.values():
             broker.stop()
         session.set(self._path, backup)
