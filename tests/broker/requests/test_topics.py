@@ -113,9 +113,6 @@ def test_a_change_is_waited_for_no_longer_than_its_client_waits() -> None:
 def test_a_change_waits_for_every_broker_of_the_topic_and_names_those_that_have_not_followed(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, slow: int, follows: bool
 ) -> None:
-    monkeypatch.setattr(admin, "FOLLOWED_SECONDS", 30.0 if follows else 1.0)
-    monkeypatch.setattr(topics, "_OPENED_SECONDS", 0.5)
-    monkeypatch.setattr(topics, "_SEEN_SECONDS", 0.5)
     one, two = start_broker(0), start_broker(1)
     assert one.broker.host.metadata.wait_until(lambda: 1 in one.broker.host.metadata.brokers, 30)
     host = (one, two)[slow].broker.host
@@ -128,6 +125,9 @@ def test_a_change_waits_for_every_broker_of_the_topic_and_names_those_that_have_
     with Admin(f"127.0.0.1:{one.broker.grpc_port}") as client:
         made = client.create_topic("t", partitions=2)
         assert made.behind == ()
+        monkeypatch.setattr(admin, "FOLLOWED_SECONDS", 30.0 if follows else 1.0)
+        monkeypatch.setattr(topics, "_OPENED_SECONDS", 0.5)
+        monkeypatch.setattr(topics, "_SEEN_SECONDS", 0.5)
         monkeypatch.setattr(host, "open_for_a_turn", open_for_a_turn)
         if follows:
             threading.Timer(1.0, opens.set).start()

@@ -23,6 +23,7 @@ DECISION = Decision(
     forgotten=True,
     writers=(Writer(b"u" * 16, "run", "session"), Writer(b"v" * 16, "next")),
     applied=(DecidedTopic(ONE, "flights", ((1, 1),)),),
+    unknown='{"weight": 3}',
 )
 
 
