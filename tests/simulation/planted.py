@@ -1,0 +1,98 @@
+"""Mistakes that a simulation must find: while one is planted, the code breaks a rule of docs/REPLICATION.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from broker.replica.host import Host
+from broker.replica.leadership import Leadership
+from broker.replica.partition import Ack, Partition
+from broker.storage import log as log_module
+from broker.storage.log import Log
+from kafkalog.zk import registry
+from kafkalog.zk.session import Operation, Set
+
+Plant = tuple[object, str, Callable[..., Any]]
+
+
+def _follow_and_truncate(self: Partition, leader_id: int, leader_epoch: int) -> None:
+    with self._role_lock:
+        if leader_id >= 0 and leader_epoch > self._epoch and self.log.has_high_watermark:
+            self._truncate_to(max(self.log.high_watermark, self.log.start_offset))
+    _follow(self, leader_id, leader_epoch)
+
+
+_follow = Partition.follow
+
+
+def _may_join_at_watermark(self: Leadership, broker_id: int, leader_end: int, leader_staged: int) -> bool:
+    follower = self._followers[broker_id]
+    return broker_id not in self.state.isr and follower.end_offset >= self.watermark
+
+
+def _never_lost(self: Host, topic: object, number: int, state: object) -> None:
+    return None
+
+
+def _any_version(changes: Sequence[registry.StateChange], fence: object) -> list[Operation]:
+    operations = _operations(changes, None)
+    return [each._replace(version=-1) if isinstance(each, Set) else each for each in operations]
+
+
+_operations = registry._operations
+
+
+def _advance_with_unknown(self: Leadership, end_offset: int, staged_end: int) -> bool:
+    if self.is_below_min:
+        return False
+    for broker_id in {*self.state.isr, *self.joining} - {self.broker_id}:
+        follower = self._followers.get(broker_id)
+        if follower is not None:
+            end_offset = min(end_offset, follower.end_offset)
+            staged_end = min(staged_end, follower.staged_end)
+    has_moved = end_offset > self.watermark
+    self.watermark = max(self.watermark, end_offset)
+    self.staged_watermark = max(self.staged_watermark, staged_end)
+    return has_moved
+
+
+def _without_producers(disk: object, folder: object, segments: Sequence[Any], producers: Any, label: str) -> int:
+    producers.clear()
+    return int(segments[-1].end_offset)
+
+
+def _truncate_and_forget(self: Log, view: Any, offset: int) -> None:
+    with mock.patch.object(log_module, "open_producers", _without_producers):
+        _truncate(self, view, offset)
+
+
+_truncate = Log._truncate
+
+
+def _kept_by_any_epoch(self: Partition, ack: Ack) -> bool:
+    leadership = self._leadership
+    return _keeps(self, ack if leadership is None else ack._replace(epoch=leadership.epoch))
+
+
+_keeps = Partition.keeps
+
+PLANTED: dict[str, Plant] = {
+    "truncates to the high watermark": (Partition, "follow", _follow_and_truncate),
+    "joins without the records from before the epoch": (Leadership, "_may_join", _may_join_at_watermark),
+    "a wiped replica keeps its place": (Host, "_loss", _never_lost),
+    "a late write of a state is executed": (registry, "_operations", _any_version),
+    "the watermark counts who has not fetched in this epoch": (Leadership, "advance", _advance_with_unknown),
+    "a truncation forgets the producers": (Log, "_truncate", _truncate_and_forget),
+    "an ack is completed by a later epoch": (Partition, "keeps", _kept_by_any_epoch),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Within the `with` block the code has that mistake."""
+    owner, attribute, mistake = PLANTED[name]
+    with mock.patch.object(owner, attribute, mistake):
+        yield
