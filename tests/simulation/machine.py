@@ -32,7 +32,7 @@ from kafkalog.errors import BrokerUnreachable, KafkalogError, RequestTimedOut, Z
 from kafkalog.retry import Backoff
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2 as tpb
-from kafkalog.zk import registry
+from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.crash.memory_disk import MemoryDisk
@@ -185,7 +185,7 @@ class Machine:
         )
         session.start()
         with session.patient():
-            cluster_id = registry.cluster_id(session, clock.now_us())
+            cluster_id = join_cluster(session, clock.now_us()).cluster_id
         directory.claim(cluster_id, self.number)
         assert directory.directory_id is not None
         record = BrokerRecord(

@@ -451,6 +451,11 @@ class Client:
     def connected(self) -> bool:
         return self._live.is_set()
 
+    @property
+    def kept_until(self) -> float:
+        """A connection that is up has all its pings answered."""
+        return self._scheduler.now + self.timeout if self.connected else 0.0
+
     def wait_connected(self, seconds: float) -> bool:
         return self._live.wait(seconds)
 
