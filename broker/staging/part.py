@@ -133,6 +133,12 @@ class Part:
         self.last_us = max(self.last_us, staged_us)
         self.renewed = now
 
+    def cut(self, count: int) -> list[Place]:
+        """Keep the first batches only; returns the places of the others."""
+        self.places, cut = self.places[:count], self.places[count:]
+        self.length -= sum(place[2] for place in cut)
+        return cut
+
     def is_whose(self, header: BatchHeader) -> bool:
         return (self.producer_id, self.batch_id, self.number) == (
             header.producer_id,

@@ -603,10 +603,14 @@ class Staging:
     def _forget_copy(self, file: StagedFile) -> None:
         for uuid, known in list(self._sets.items()):
             if file in known.files or any(place[0] is file for part in known.parts for place in part.places):
-                self._forget_set(uuid, file)
+                self._forget_set(uuid, file, keeps_parts=True)
         for part in list(self._parts.values()):
-            if any(place[0] is file for place in part.places):
+            first = next((number for number, place in enumerate(part.places) if place[0] is file), None)
+            if first == 0:
                 self._forget_part(part)
+            elif first is not None:  # what is before may be acknowledged, and the leader's next batch follows it
+                for each, *_ in part.cut(first):
+                    each.live -= 1
         if file is self._active:
             self._active = None
         del self._files[file.number]
@@ -723,7 +727,7 @@ class Staging:
             self._forget_set(commit_uuid, file)
         self._remove_dead()
 
-    def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None) -> None:
+    def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None, *, keeps_parts: bool = False) -> None:
         known = self._sets.pop(commit_uuid)
         self._drops_made += 1
         if told_in is None:
@@ -734,7 +738,7 @@ class Staging:
                 told_in.drops.add(file.number)
         for part in known.parts:
             part.sets -= 1
-            if not part.sets:
+            if not part.sets and not keeps_parts:
                 self._forget_part(part)
 
     def settle_drops(self) -> bool:

@@ -26,6 +26,7 @@ from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, StagedPartLost, StorageFailed
 from kafkalog.format.batch import Batch
+from kafkalog.zk.registry import PartitionState
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import make_batch, numbered, read_all
 from tests.crash.memory_disk import MemoryDisk
@@ -553,3 +554,34 @@ def test_a_follower_copies_a_staged_file_again_that_a_power_cut_made_unreadable(
     again = follow(damaged)
     assert again.staged_copies() == [copy]
     assert [(each.producer_id, each.batch_id) for each in again.staged()] == [(PRODUCER, 0)]
+
+
+def test_a_part_whose_end_the_next_leader_does_not_have_goes_on_after_what_it_has() -> None:
+    """The follower forgot all of the part, so what the next leader added to it did not count, and an acknowledged part
+    was lost once the follower led."""
+    parts = [make_batch([b"%d" % number], producer=(PRODUCER, 0, number), transaction=(0, 0)) for number in range(3)]
+    one, two, three = (open_partition(open_directory(MemoryDisk())) for _ in range(3))
+
+    def lead(partition: Partition, epoch: int) -> None:
+        partition.lead(PartitionState.only(0, "here", epoch), [0])
+
+    def copy(leader: Partition, follower: Partition, epoch: int) -> None:
+        follower.follow(1, epoch)
+        follower.keep_only_staged(leader.staged_copies(), epoch)
+        for piece in leader.staged_pieces(follower.staged_copies(), 1 << 20):
+            follower.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
+
+    uuid = bytes(16)
+    lead(one, 3)
+    one.stage(uuid, [parts[0]])
+    copy(one, two, 3)
+    lead(one, 5)
+    one.stage(uuid, [parts[1]])
+    copy(one, three, 5)
+    lead(two, 6)
+    assert two.stage(uuid, parts[1:])[0] == 3
+    copy(two, three, 6)
+    lead(three, 7)
+    spec = PartSpec(uuid, 0, 3, sum(len(data) for _, data in parts))
+    three.prepare(PreparedSet(TRANSACTION, PRODUCER, 0, b"c" * 16, -1, (spec,)))
+    three.keep_prepared(b"c" * 16)
