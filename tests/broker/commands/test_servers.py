@@ -33,7 +33,7 @@ def pid_of(process: subprocess.Popen[str], what: str) -> int:
 
 def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None:
     port = free_ports(4)
-    addresses = f"127.0.0.1:{port},127.0.0.1:{port + 2}"
+    addresses, ports = f"127.0.0.1:{port},127.0.0.1:{port + 2}", {port, port + 2}
     command = ["local", "--brokers", "2", "--port", str(port), "--data", str(tmp_path / "kept"),
                "--config", "num.partitions=2"]  # fmt: skip
     for turn in range(2):
@@ -41,7 +41,7 @@ def test_local_serves_keeps_its_data_and_stops_on_ctrl_c(tmp_path: Path) -> None
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline() == f"bootstrap servers: {addresses}\n"
             with Admin(addresses) as admin:
-                assert [broker.grpc_port for broker in admin.describe_cluster().brokers] == [port, port + 2]
+                waited_for(lambda: {broker.grpc_port for broker in admin.describe_cluster().brokers} == ports)
                 if turn == 0:
                     admin.create_topic("kept")
                 assert [each.name for each in admin.topics()] == ["kept"]

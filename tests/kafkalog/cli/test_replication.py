@@ -43,6 +43,7 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
         assert re.search(rf"^t +0 +{leader} +{leader}, {follower} +{leader} +{follower}$", listed.out, re.MULTILINE)
         assert Ran(capfdbinary, "topics", "list", "--offline").out == ""
         brokers.kill(leader)
+        waited_for(lambda: {broker.broker_id for broker in admin.describe_cluster().brokers} == set(brokers.running))
         waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_offline(brokers.running))
         waited_for(lambda: admin.describe_controller() in brokers.running)
     [row] = json.loads(Ran(capfdbinary, "topics", "list", "--offline", "--json").out)
