@@ -145,8 +145,9 @@ class ReplicaFetcher:
         return request, wait
 
     def _registration(self) -> int:
+        """-1 while this broker is not registered: another one may have its id, with an empty disk."""
         own = self._metadata.brokers.get(self._broker_id)
-        return -1 if own is None else own.epoch
+        return -1 if own is None or own.directory != self._directory_id else own.epoch
 
     def _take_due(self) -> tuple[list[pb.ReplicaPosition], float | None]:
         """The positions that are to be named now, and in how many seconds there will be more."""

@@ -105,7 +105,6 @@ class Host:
         self.settings = settings
         self.clock = clock
         self._directory = directory
-        self._may_have_lost = directory.may_have_lost
         self._health = directory.services.health
         self._session = metadata.session
         self._undone = undone
@@ -365,7 +364,7 @@ class Host:
             if state is not None and len(topic.replicas_of(number)) > 1:
                 if lost is not None:
                     turn.anew.add(number)
-                if lost is not None or (self._may_have_lost and settings.flush_messages != 1):
+                if lost is not None or (self._directory.may_have_lost and settings.flush_messages != 1):
                     turn.departing[number] = state
             if lost is not None and number not in turn.anew:
                 turn.failed[number] = lost
@@ -566,7 +565,7 @@ class Host:
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
         opened_partition.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
-        if self._may_have_lost and len(topic.replicas_of(number)) > 1 and settings.flush_messages == 1:
+        if self._directory.may_have_lost and len(topic.replicas_of(number)) > 1 and settings.flush_messages == 1:
             opened_partition.cut_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 

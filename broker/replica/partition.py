@@ -161,6 +161,7 @@ class Partition:
         self._replica_waiters: set[Wake] = set()
         # Guards the role; held for the writes of a follower and the change of a role, before the log's locks.
         self._role_lock = threading.Lock()
+        self._position_lock = threading.Lock()  # of `position`; taken before the role's
         self._leadership: Leadership | None = None
         self._epoch = -1  # the leader epoch in which this replica leads or follows
         self._leader_id = -1
@@ -616,13 +617,19 @@ class Partition:
     def position(self) -> Position:
         """What this follower has. It is durable as far as acks promise that: the log with flush.messages=1, and
         prepared sets."""
-        with self._role_lock, self._hosted():
-            if self.log.needs_flush_for_ack:
-                self.log.flush_to(self.log.end_offset)
-            self._staging.sync_copies()
-            return Position(
-                self._leader_id, self._epoch, self.log.end_offset, self.log.last_epoch, self._staging.copies()
-            )
+        while True:
+            with self._position_lock, self._hosted():
+                # Without the role's lock, because a flush moves the watermark of a replica that has come to lead.
+                needs_flush = self.log.needs_flush_for_ack
+                if needs_flush:
+                    self.log.flush_to(self.log.end_offset)
+                self._staging.sync_copies()
+                with self._role_lock:
+                    if needs_flush and self._leadership is None and self.log.flushed_offset < self.log.end_offset:
+                        continue  # another leader's link has appended
+                    return Position(
+                        self._leader_id, self._epoch, self.log.end_offset, self.log.last_epoch, self._staging.copies()
+                    )
 
     def append_as_follower(self, data: memoryview, epoch: int) -> int:
         """Append the leader's bytes; a last batch that is cut is left out. Returns the new end offset.

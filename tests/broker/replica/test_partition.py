@@ -189,6 +189,23 @@ def test_a_replica_gives_others_for_their_repair_what_is_below_its_high_watermar
         assert given.length == 0
 
 
+def test_a_follower_that_comes_to_lead_while_it_flushes_does_not_wait_for_itself(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory, TopicSettings.parse({"flush.messages": 1}), leader_epoch=3)
+    partition.follow(1, 4)
+
+    def flush_to(offset: int) -> None:
+        leading = threading.Thread(target=partition.lead, args=(replace(TWO, leader_epoch=5), [0]), daemon=True)
+        leading.start()
+        leading.join(10)
+        assert not leading.is_alive()
+        partition._flushed()
+
+    monkeypatch.setattr(partition.log, "flush_to", flush_to)
+    assert partition.position().leader_id == 0
+
+
 # --- from one copy to several, and back
 
 
