@@ -25,6 +25,7 @@ def describe_cluster(request: pb.DescribeClusterRequest, host: Host, cluster_id:
         answering_broker_id=host.broker_id,
         protocol=versions_to_wire(PROTOCOL),
         format_level=host.metadata.format_level,
+        is_uncertain=not host.metadata.is_certain(),
         brokers=map(_described, host.metadata.brokers.values()),
     )
 

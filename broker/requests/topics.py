@@ -49,7 +49,7 @@ _ANSWER_SECONDS = 1.0
 
 def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDescriptions:
     """The topics asked for, in that order (names first); all of them if none is named."""
-    reply = pb.TopicDescriptions()
+    reply = pb.TopicDescriptions(is_uncertain=not host.metadata.is_certain())
     if not request.names and not request.ids:
         for topic in host.metadata.topics.values():
             if not request.moving or any(state.target for state in topic.states.values()):

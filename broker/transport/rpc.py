@@ -516,6 +516,7 @@ class RpcServer:
                 ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.http2.max_ping_strikes", 0),  # clients ping every 2 s while they wait
             ),
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

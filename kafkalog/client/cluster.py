@@ -8,6 +8,7 @@ has connections of its own.
 from __future__ import annotations
 
 import math
+import select
 import threading
 import time
 import weakref
@@ -67,6 +68,10 @@ LOOK_SECONDS = 0.2
 """The longest pause before a partition's leader is looked up again while it has none, or does not answer. An election
 takes tens of milliseconds once the old leader's session is over, and no event reports it to clients."""
 _AWAITS_LEADER = (*LEADER_CHANGES, BrokerUnreachable)
+QUIET_SECONDS = 2.0
+"""A broker that does not answer for so long is looked up: if it is not registered any more, it will not answer."""
+QUIET_LOOK_SECONDS = 0.5
+"""How often it is looked up then."""
 _METADATA = ("DescribeCluster", "DescribeTopics")
 _ELSEWHERE_MS = 1000
 """How long metadata is waited for before the next broker is asked for it: one that is suspended accepts connections and
@@ -394,7 +399,8 @@ class Cluster:
         timeout_ms: int | None,
     ) -> Any:
         failures: list[KafkalogError] = []
-        silent: list[tuple[str, int]] = []
+        silent: list[tuple[str, int]] = []  # and those that are uncertain
+        uncertain: Any = None
         timeout_ms = timeout_ms or self.settings.request_timeout_ms
         for address in addresses:
             is_hurried = method in _METADATA and address != addresses[-1] and timeout_ms > _ELSEWHERE_MS
@@ -410,8 +416,15 @@ class Cluster:
             except _ELSEWHERE as error:
                 failures.append(error)
             else:
+                if method in _METADATA and answer.is_uncertain:
+                    # Cut off from ZooKeeper it would name the leaders from before for as long as that lasts.
+                    uncertain = answer if uncertain is None else uncertain
+                    silent.append(address)
+                    continue
                 self._ask_last(silent)
                 return answer
+        if uncertain is not None:
+            return uncertain
         if len(failures) == 1 or all(isinstance(error, RequestTimedOut) for error in failures):
             raise failures[0]
         for failure in failures:
@@ -508,7 +521,7 @@ class Cluster:
 
     def _take_in(self, description: pb.ClusterDescription) -> None:
         self._ever_answered = True
-        if description.brokers:
+        if description.brokers and not (description.is_uncertain and self._brokers):
             self._brokers = {broker.broker_id: broker for broker in _cluster_info(description).brokers}
 
     # --- metadata
@@ -684,6 +697,32 @@ class Cluster:
             connection.close()
             raise Closed(what="client")
         return connection
+
+    def await_answer(self, broker_id: int, connection: DataConnection) -> None:
+        """Wait until a broker's answer can be received.
+
+        Raises:
+            BrokerUnreachable: it does not answer, and is not registered any more.
+            RequestTimedOut: nothing came within request.timeout.ms.
+        """
+        if connection.has_buffered:
+            return
+        poller = select.poll()
+        poller.register(connection.fileno(), select.POLLIN)
+        until = time.monotonic() + self.settings.request_timeout_ms / 1000
+        pause = QUIET_SECONDS
+        while not poller.poll(max(0.0, min(pause, until - time.monotonic())) * 1000):
+            if time.monotonic() >= until:
+                timeout_ms = self.settings.request_timeout_ms
+                raise RequestTimedOut(what="an answer", address=connection.address, timeout_ms=timeout_ms)
+            try:
+                self.describe(patient=False)
+            except KafkalogError:
+                pass  # nobody says that it is away
+            if not self.is_live(broker_id):
+                reason = "it is not registered in the cluster any more"
+                raise BrokerUnreachable(address=connection.address, reason=reason)
+            pause = QUIET_LOOK_SECONDS
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:
         """Keep a connection without outstanding answers for the next call of `borrow_data`."""

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _RPC_MESSAGE_MAX = 64 << 20
 _CHANNEL_END_SECONDS = 0.02
+_KEEPALIVE_MS = 2_000
+_KEEPALIVE_TIMEOUT_MS = 4_000
+"""A busy broker answers pings all the same: gRPC does so by itself."""
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\.? (\d+)\)")
 _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 24-bit length is small
 
@@ -181,6 +184,11 @@ class ControlConnection:
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
+            # While calls wait: a suspended process, or a machine without power, does not end its connections.
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.max_pings_without_data", 0),
         ]
         return grpc.insecure_channel(self.address, options)
 

@@ -14,7 +14,7 @@ class DescribeClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterDescription(_message.Message):
-    __slots__ = ("cluster_id", "brokers", "zookeeper_connect", "zookeeper_chroot", "answering_broker_id", "protocol", "format_level")
+    __slots__ = ("cluster_id", "brokers", "zookeeper_connect", "zookeeper_chroot", "answering_broker_id", "protocol", "format_level", "is_uncertain")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     ZOOKEEPER_CONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class ClusterDescription(_message.Message):
     ANSWERING_BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FORMAT_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    IS_UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerDescription]
     zookeeper_connect: str
@@ -29,7 +30,8 @@ class ClusterDescription(_message.Message):
     answering_broker_id: int
     protocol: VersionRange
     format_level: int
-    def __init__(self, cluster_id: _Optional[str] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., zookeeper_connect: _Optional[str] = ..., zookeeper_chroot: _Optional[str] = ..., answering_broker_id: _Optional[int] = ..., protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., format_level: _Optional[int] = ...) -> None: ...
+    is_uncertain: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., brokers: _Optional[_Iterable[_Union[BrokerDescription, _Mapping]]] = ..., zookeeper_connect: _Optional[str] = ..., zookeeper_chroot: _Optional[str] = ..., answering_broker_id: _Optional[int] = ..., protocol: _Optional[_Union[VersionRange, _Mapping]] = ..., format_level: _Optional[int] = ..., is_uncertain: _Optional[bool] = ...) -> None: ...
 
 class VersionRange(_message.Message):
     __slots__ = ("oldest", "newest")
@@ -106,10 +108,12 @@ class DescribeTopicsRequest(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ..., extents: _Optional[bool] = ..., moving: _Optional[bool] = ...) -> None: ...
 
 class TopicDescriptions(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "is_uncertain")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    IS_UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicDescription]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ...) -> None: ...
+    is_uncertain: bool
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ..., is_uncertain: _Optional[bool] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
     __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us", "version", "behind")

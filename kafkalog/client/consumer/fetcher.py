@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kafkalog.client.background import in_background
-from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, Cluster, longest_pause
+from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, QUIET_SECONDS, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.partition_fetch import NO_EPOCH, FetchedBatch, PartitionFetch, split_body
@@ -49,8 +49,6 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 5.0
-_QUIET_SECONDS = 2.0
-"""A fetch that is unanswered for so long beyond its wait: is its broker still registered?"""
 _IN_FLIGHT_MAX = 2
 _ANY_BROKER = -2  # key of failures to refresh metadata
 
@@ -747,7 +745,7 @@ class Fetcher:
 
     def _quiet_at(self, link: Link[_Asked]) -> float:
         """When a link with an unanswered request counts as quiet."""
-        return link.deadline - self._settings.request_timeout_ms / 1000 + _QUIET_SECONDS
+        return link.deadline - self._settings.request_timeout_ms / 1000 + QUIET_SECONDS
 
     def _drop(self, broker_id: int, link: Link[_Asked]) -> None:
         if self._links.get(broker_id) is link:

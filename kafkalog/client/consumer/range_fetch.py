@@ -208,6 +208,7 @@ class _RangeFetch:
     def _receive(self) -> list[FetchedBatch]:
         link = self._link
         assert link is not None
+        self._cluster.await_answer(self._broker_id, link.connection)
         header, body = link.connection.receive()
         link.request_of(header)
         if header.HasField("error"):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kafkalog.client.cluster import LOOK_SECONDS, Cluster
+from kafkalog.client.cluster import LOOK_SECONDS, QUIET_LOOK_SECONDS, QUIET_SECONDS, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.link import Link
 from kafkalog.client.producer.accumulator import Accumulator
@@ -38,10 +38,6 @@ log = get_logger(__name__)
 _PASS_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
 _ELECTION_SECONDS = 30.0
 """So long a leader that fails is looked up again with short pauses, then with the longest between two tries."""
-_QUIET_SECONDS = 2.0
-"""A broker that answers nothing for so long is looked up: if it is not registered any more, it will not answer."""
-_QUIET_LOOK_SECONDS = 0.5
-"""How often it is looked up then."""
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
 
 
@@ -267,9 +263,9 @@ class Sender:
                 pause = min(pause, LOOK_SECONDS if is_recent else longest)
         if self._link is not None and self._link.count:
             if self._is_quiet():
-                pause = min(pause, _QUIET_LOOK_SECONDS)
+                pause = min(pause, QUIET_LOOK_SECONDS)
             elif pause == math.inf:
-                return self._quiet_since + _QUIET_SECONDS
+                return self._quiet_since + QUIET_SECONDS
         return self._refreshed_at + pause
 
     def _refresh(self) -> None:
@@ -295,7 +291,7 @@ class Sender:
     def _is_quiet(self) -> bool:
         """Lock held: whether the broker owes an answer, and has sent none for a while."""
         link = self._link
-        return link is not None and link.count > 0 and time.monotonic() - self._quiet_since >= _QUIET_SECONDS
+        return link is not None and link.count > 0 and time.monotonic() - self._quiet_since >= QUIET_SECONDS
 
     def _give_identities(self, queues: list[PartitionQueue]) -> None:
         for queue in queues:

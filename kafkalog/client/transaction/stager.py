@@ -298,8 +298,9 @@ class PartStager:
     def _receive_until(self, in_flight: int) -> None:
         """Receive acks until at most that many bytes are unacknowledged."""
         while self._in_flight > in_flight:
-            link = next(link for link in self._links.values() if link.count)
+            broker_id, link = next(each for each in self._links.items() if each[1].count)
             try:
+                self._cluster.await_answer(broker_id, link.connection)
                 for reply in link.connection.receive_some():
                     self._take(link, reply)
             except KafkalogError as error:

@@ -39,6 +39,7 @@ class Network:
     def __init__(self) -> None:
         self.brokers: dict[Address, int] = {}
         self.silent: set[Address] = set()
+        self.uncertain: set[Address] = set()
         self.calls: list[tuple[str, Address]] = []
         self.timeouts_ms: list[int] = []
         self.begun: list[Call] = []
@@ -48,8 +49,8 @@ class Network:
     def control(self, host: str, port: int, *, connect_timeout_ms: int) -> Control:
         return Control(self, (host, port))
 
-    def description(self) -> pb.ClusterDescription:
-        described = pb.ClusterDescription()
+    def description(self, address: Address) -> pb.ClusterDescription:
+        described = pb.ClusterDescription(is_uncertain=address in self.uncertain)
         for (host, port), broker_id in self.brokers.items():
             described.brokers.add(broker_id=broker_id, host=host, grpc_port=port)
         return described
@@ -81,7 +82,7 @@ class Control:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
         self.network.open.append(self)
         self.network.on_connect()
-        return self.network.description()
+        return self.network.description(self.address)
 
     def call(self, method: str, request: object, timeout_ms: int) -> object:
         if self not in self.network.open:
@@ -92,7 +93,7 @@ class Control:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
         if self.address in self.network.silent:
             raise RequestTimedOut(what=method, address=str(self.address), timeout_ms=timeout_ms)
-        return self.network.description() if method == "DescribeCluster" else (method, self.address)
+        return self.network.description(self.address) if method == "DescribeCluster" else (method, self.address)
 
     def begin(self, method: str, request: object, timeout_ms: int, when_done: Callable[[], object]) -> Call:
         call = Call(self.address)
@@ -171,6 +172,20 @@ def test_metadata_is_soon_asked_of_another_broker_and_the_silent_one_is_asked_la
     assert [control.address for control in network.open] == [ONE, TWO]
     connected.describe()
     assert network.calls[2:] == [("DescribeCluster", TWO)]
+
+
+def test_metadata_of_a_broker_that_is_uncertain_of_it_counts_only_if_every_broker_is(
+    network: Network, connected: Cluster
+) -> None:
+    network.uncertain, known = {ONE}, set(network.brokers.values())
+    for asked in ([ONE, TWO], [TWO]):
+        network.calls.clear()
+        assert {broker.broker_id for broker in connected.describe().brokers} == known
+        assert [address for _, address in network.calls] == asked
+    network.uncertain = {ONE, TWO}
+    network.calls.clear()
+    assert {broker.broker_id for broker in connected.describe().brokers} == known
+    assert [address for _, address in network.calls] == [TWO, ONE]
 
 
 def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:
@@ -266,7 +281,7 @@ def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Netw
 def test_a_broker_that_knows_of_none_makes_no_broker_forgotten(network: Network, connected: Cluster) -> None:
     """As one does that has just lost its ZooKeeper."""
     brokers, network.brokers = network.brokers, {}
-    connected._take_in(network.description())
+    connected._take_in(network.description(ONE))
     network.brokers = brokers
     assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
     assert network.calls == [("Ask", TWO)]  # and nobody was asked where that is

@@ -239,7 +239,7 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
 def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_time(
     senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
     part = Part(retry_backoff_max_ms=10)
     refreshes = threading.Semaphore(0)
     part.on_refresh = refreshes.release
