@@ -231,8 +231,8 @@ class Leadership:
 
     def is_followed(self, since: float) -> bool:
         """Whether no other replica can have been elected before a time, by what the in-sync set says: each of its other
-        members followed this leader after that. Eligible replicas may be elected without the set."""
-        if self.state.eligible or self.state.isr == (self.broker_id,):
+        members followed this leader after that, or there is none. Eligible replicas may be elected without the set."""
+        if self.state.eligible:
             return False
         members = [self._followers.get(broker_id) for broker_id in self.state.isr if broker_id != self.broker_id]
         return all(member is not None and member.pulse.proven_at >= since for member in members)

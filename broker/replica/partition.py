@@ -348,13 +348,20 @@ class Partition:
         if self._closed:
             raise self._not_here()
         try:
-            return self._reader.read(offset, max_bytes, hint, self._look)
+            found = self._reader.read(offset, max_bytes, hint, self._look)
         except Closed:
             raise self._not_here() from None
         except OffsetOutOfRange as error:
             if offset > error.facts["end_offset"]:
                 self._check_knows_end(self._leadership)
             raise
+        if not found.length and not self.is_certain():  # the reader would wait where nothing comes any more
+            try:
+                self._check_leads_surely(self._leadership)
+            except BaseException:
+                found.close()
+                raise
+        return found
 
     @property
     def is_open(self) -> bool:
@@ -439,13 +446,17 @@ class Partition:
 
     def _check_knows_end(self, leadership: Leadership | None) -> None:
         """Raises OffsetNotAvailable: see `end_for_readers`."""
-        if leadership is None or leadership.is_alone:
+        if leadership is not None and not leadership.is_alone and leadership.watermark < leadership.start_offset:
+            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
+        self._check_leads_surely(leadership)
+
+    def _check_leads_surely(self, leadership: Leadership | None) -> None:
+        """Raises OffsetNotAvailable: another replica may have been elected more than some moments ago."""
+        if leadership is None or leadership.is_alone or self.is_certain():
             return
-        knows = leadership.watermark >= leadership.start_offset
-        if knows and not self.is_certain():
-            with self._role_lock:
-                knows = leadership.is_followed(self._clock.monotonic() - _FOLLOWED_SECONDS)
-        if not knows:
+        with self._role_lock:
+            is_followed = leadership.is_followed(self._clock.monotonic() - _FOLLOWED_SECONDS)
+        if not is_followed:
             raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
 
     def left(self, broker_id: int) -> None:

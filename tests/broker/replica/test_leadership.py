@@ -141,8 +141,8 @@ def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() 
     assert not leadership.is_followed(90.0)
 
 
-def test_a_leader_without_other_members_or_with_eligible_replicas_is_known_to_be_followed_by_nobody() -> None:
-    assert not leading(0).is_followed(0.0)
+def test_no_election_is_ruled_out_while_replicas_are_eligible_and_none_is_to_be_expected_of_a_set_of_one() -> None:
+    assert leading(0).is_followed(100.0)
     eligible = leading(0, 1)
     pulse = Pulse(101.0, 1)
     eligible.fetched(1, "b", pulse, 10, 0, 10, 0)
