@@ -429,6 +429,9 @@ class Brokers:
         self.pauses.append(seconds)
         self.now += seconds
 
+    def await_answer(self, broker_id: int, connection: Wire) -> None:
+        """`connection` answers at once, or fails."""
+
     def borrow_data(self, broker_id: int, known: object) -> Wire:
         self.borrowed.append(broker_id)
         self.made.append(Wire(self))

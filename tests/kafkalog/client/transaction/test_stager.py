@@ -519,6 +519,9 @@ class Leaders:
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
+    def await_answer(self, broker_id: int, connection: Leader) -> None:
+        """`connection` answers at once, or fails."""
+
     def borrow_data(self, broker_id: int) -> Leader:
         self.made.append(Leader(self))
         return self.made[-1]
