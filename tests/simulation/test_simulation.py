@@ -10,15 +10,16 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.world import run
 
 FOUND_BY = {
-    "truncates to the high watermark": 1,
-    "joins without the records from before the epoch": 42,
-    "a wiped replica keeps its place": 34,
-    "a late write of a state is executed": 0,
-    "the watermark counts who has not fetched in this epoch": 7,
-    "a truncation forgets the producers": 1,
-    "an ack is completed by a later epoch": 136,
+    "truncates to the high watermark": (1,),
+    "joins without the records from before the epoch": (42, 58, 46, 27),
+    "a wiped replica keeps its place": (17, 46, 60, 52, 34),
+    "a late write of a state is executed": (4, 15, 0, 25, 41),
+    "the watermark counts who has not fetched in this epoch": (7,),
+    "a truncation forgets the producers": (1,),
+    "an ack is completed by a later epoch": (136,),
 }
-"""A seed that finds each mistake. After a change of what seeds expand to: `./run simulate --mistake`."""
+"""Seeds of which one at least finds each mistake: what a seed comes to changes with every change of the brokers. Others
+are found by `./run simulate --mistake`."""
 
 
 SEEDS = range(8)
@@ -37,7 +38,10 @@ def test_a_seed_is_the_same_run_each_time() -> None:
 
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
-    seed = FOUND_BY[mistake]
-    with planted(mistake):
-        assert run(plan(seed)).anomalies
+    for seed in FOUND_BY[mistake]:
+        with planted(mistake):
+            is_found = bool(run(plan(seed)).anomalies)
+        if is_found:
+            break
+    assert is_found
     assert seed in SEEDS or not run(plan(seed)).anomalies
