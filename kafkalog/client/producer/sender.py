@@ -254,7 +254,9 @@ class Sender:
 
     def _look_at(self, now: float) -> float:
         """Lock held: when to look up whether partitions have another leader, beside the look after each failure.
-        Infinite while nothing fails."""
+        Infinite while nothing fails, or nobody waits for what is unanswered: its topic was deleted."""
+        if not self._active:
+            return math.inf
         longest = self._cluster.settings.retry_backoff_max_ms / 1000
         pause = math.inf
         for queue in self._active:
