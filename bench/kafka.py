@@ -11,7 +11,6 @@ Needs Kafka's jars: without them there are no figures but a sentence that says s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.kafka_server import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, jars
-from bench.measure import fresh_topic, interleaved, rate, ratio
+from bench.measure import fresh_topic, interleaved, looked_for, rate, ratio
 from bench.spark_read import to_noop
 from bench.spark_session import RUNS, WARMUPS, spark_session
 from bench.spark_write import DELIVERIES
@@ -28,6 +27,7 @@ from kafkalog import Admin
 
 RECORD_BYTES = 200
 PARTITIONS = 4
+_REGISTERED_WITHIN_SECONDS = 60.0
 PRODUCER = {
     "kafka.acks": "1",
     "kafka.linger.ms": "5",
@@ -144,8 +144,11 @@ class KafkaTopics:
         properties = self._java.java.util.Properties()
         properties.setProperty("bootstrap.servers", bootstrap_servers)
         self._admin = self._java.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        while self._admin.describeCluster().nodes().get().size() < nodes:
-            time.sleep(0.1)  # a broker serves before it is registered, and says nothing when it is
+        looked_for(  # a broker serves before it is registered
+            lambda: self._admin.describeCluster().nodes().get().size() >= nodes,
+            _REGISTERED_WITHIN_SECONDS,
+            "Kafka's brokers are not registered",
+        )
         self._made = 0
         self.current = ""
 

@@ -73,11 +73,19 @@ def fresh_topic(
     if name in {topic.name for topic in admin.topics()}:
         admin.delete_topic(name)
     admin.create_topic(name, partitions=partitions, replication_factor=replication_factor)
-    deadline = time.monotonic() + _UNLINKED_WITHIN_SECONDS
-    while any(cluster.root.glob("broker-*/*.deleted")):
+    looked_for(
+        lambda: not any(cluster.root.glob("broker-*/*.deleted")), _UNLINKED_WITHIN_SECONDS, f"files of {name} are left"
+    )
+
+
+def looked_for(event: Callable[[], bool], within_seconds: float, otherwise: str) -> None:
+    """Return once something has come to be that nobody reports. Raises RuntimeError: it has not within its time."""
+    deadline = time.monotonic() + within_seconds
+    while not event():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"what {name} had is not unlinked within {_UNLINKED_WITHIN_SECONDS:.0f} s")
-        # Brokers tell no client when the files of a deleted topic are gone: that concerns nobody but who measures.
+            raise RuntimeError(f"{otherwise} after {within_seconds:.0f} s")
+        # Servers, ours and Kafka's, push nothing to clients: not that files are unlinked, a broker is registered, or
+        # replicas are in sync. So this looks again; 10 ms are the resolution of what is timed by it, in seconds.
         time.sleep(0.01)
 
 

@@ -199,6 +199,8 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
                 show(max(0, sum(sizes.values()) - lacking), sum(sizes.values()))
                 if not left:
                     return
+                # The controller ends a move, and no broker notifies clients of that. This looks again twice a second,
+                # also to draw the bar; Ctrl-C ends it at once.
                 time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(
