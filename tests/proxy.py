@@ -63,7 +63,7 @@ class Proxy:
         except OSError:
             pass
         self._ended()
-        _shut_down(source, target)
+        shut_down(source, target)
 
     def _forward(self, data: bytes, target: socket.socket, answers: bool, is_first: bool) -> bool:
         """Hand on what came; False ends the connection.
@@ -82,10 +82,10 @@ class Proxy:
         """Cut all connections."""
         with self._lock:
             sockets, self._sockets = self._sockets, set()
-        _shut_down(*sockets)
+        shut_down(*sockets)
 
     def close(self) -> None:
-        _shut_down(self._listener)
+        shut_down(self._listener)
         self._listener.close()
         self.cut()
         join_all([self._thread], 60)
@@ -226,7 +226,7 @@ def proxied(
         proxy.close()
 
 
-def _shut_down(*sockets: socket.socket) -> None:
+def shut_down(*sockets: socket.socket) -> None:
     for each in sockets:
         try:
             each.shutdown(socket.SHUT_RDWR)

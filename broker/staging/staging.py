@@ -428,17 +428,22 @@ class Staging:
         active = self._active
         if active is not None and (not active.size or active.size + length <= _FILE_BYTES):
             return active
-        file = StagedFile(self._disk, self._folder, self._next_number, secrets.randbits(64))
+        file = self._created(self._next_number, secrets.randbits(64))
+        file.begin = self.staged_end
+        self._next_number += 1
+        self._files[file.number] = self._active = file
+        return file
+
+    def _created(self, number: int, salt: int) -> StagedFile:
+        """A new file, also on disk. Raises DiskFull, StorageFailed."""
+        file = StagedFile(self._disk, self._folder, number, salt)
         try:
             if not self._has_folder:
                 self._make_folder()
             file.create()
         except OSError as error:
             self._refuse(error, "making a staged file")
-        file.begin = self.staged_end
         self._names_made += 1
-        self._next_number += 1
-        self._files[file.number] = self._active = file
         return file
 
     def _make_folder(self) -> None:
@@ -550,14 +555,7 @@ class Staging:
         salt = salt_of(memoryview(data))
         if salt is None:
             raise InvalidRequest(reason=f"the beginning of staged file {number} of {self.label} is not one")
-        file = StagedFile(self._disk, self._folder, number, salt)
-        try:
-            if not self._has_folder:
-                self._make_folder()
-            file.create()
-        except OSError as error:
-            self._refuse(error, "making a copy of a staged file")
-        self._names_made += 1
+        file = self._created(number, salt)
         self._next_number = max(self._next_number, number + 1)
         self._files[number] = file
         return file

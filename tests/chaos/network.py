@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.proxy import Proxy
+from tests.proxy import Proxy, shut_down
 
 Origin = Callable[[int], str]
 """Who connects from this port of the machine."""
@@ -71,7 +71,7 @@ class Link(Proxy):
             cut = [connection for connection in self._connections.values() if self._of(connection).is_cut]
             self._changed.notify_all()
         for connection in cut:
-            _shut_down(connection.client, connection.server)
+            shut_down(connection.client, connection.server)
 
     def clear(self) -> None:
         """The link is well again: what was held back arrives."""
@@ -153,11 +153,3 @@ def owner_of(port: int, pids: Iterable[int]) -> int | None:
             except OSError:  # closed meanwhile
                 pass
     return None
-
-
-def _shut_down(*sockets: socket.socket) -> None:
-    for each in sockets:
-        try:
-            each.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
