@@ -226,6 +226,8 @@ class Partition:
         with self._role_lock:
             if leader_epoch < self._epoch:
                 return
+            if self._leadership is not None:
+                self._staging.end_epoch()
             self._leadership, self._epoch, self._leader_id = None, leader_epoch, leader_id
             self._readable_limit = self.log.high_watermark
         self.wake_waiters()
@@ -508,7 +510,7 @@ class Partition:
                     return found, ended
             elif end_offset > view.end_offset:
                 return -1, view.start_offset
-            staged_end, _ = self._staging.lacking(staged, 0)
+            staged_end = self._staging.lacking(staged, 0).reached
             joinable = leadership.fetched(
                 broker_id,
                 directory,
@@ -542,11 +544,15 @@ class Partition:
         """A follower says that what it got from an offset on is damaged."""
         self._reader.on_damage(offset)
 
-    def staged_pieces(self, staged: Sequence[StagedCopy], max_bytes: int) -> list[FileSlice]:
-        """What a follower lacks of what is staged here, as it stands in the files."""
+    def staged_news(
+        self, staged: Sequence[StagedCopy], max_bytes: int
+    ) -> tuple[list[StagedCopy] | None, list[FileSlice]]:
+        """The files of what is staged here, if a follower with these copies has to remove or cut some, else None; and
+        the next pieces that it lacks, as they stand in the files."""
         with self._hosted():
-            _, pieces = self._staging.lacking(staged, max_bytes)
-            return [piece for each in pieces if (piece := self._staging.slice(each)) is not None]
+            lacking = self._staging.lacking(staged, max_bytes)
+            pieces = (self._staging.slice(each) for each in lacking.pieces)
+            return lacking.files, [piece for piece in pieces if piece is not None]
 
     def staged_copies(self) -> list[StagedCopy]:
         """The files of what is staged here."""
@@ -703,14 +709,19 @@ class Partition:
             self._staging.copy(number, position, data)
 
     def keep_only_staged(self, copies: Iterable[StagedCopy], epoch: int) -> None:
-        """Forget what the leader has not staged (any more)."""
+        """Forget what the leader has not staged (any more); see Staging.keep_only."""
         with self._following(epoch):
             self._staging.keep_only(copies)
+
+    def may_lack_staged(self, may_have_lost: bool) -> bool:
+        """See Staging.may_lack_acknowledged."""
+        return self._staging.may_lack_acknowledged(may_have_lost)
 
     def forget_copies(self) -> None:
         """Forget all that is staged here, because the machine may have lost a part of it."""
         with self._hosted():
             self._staging.keep_only(())
+            self._staging.sync_copies()
 
     @contextmanager
     def _following(self, epoch: int) -> Iterator[None]:

@@ -185,10 +185,8 @@ class ReplicaSession:
                 piece.close()
                 self._dirty[key] = None
                 return 0
-            staged = replica.staged_copies()
-            has_others = {each[:2] for each in staged} != {each[:2] for each in position.staged}
-            lacking = replica.staged_pieces(position.staged, most - piece.length) if staged else []
-            if not piece.length and not lacking and not has_others:
+            files, lacking = replica.staged_news(position.staged, most - piece.length)
+            if not piece.length and not lacking and files is None:
                 piece.close()
                 if replica.start_offset > position.start_offset >= 0:  # records were deleted
                     self._news(key, position, answer)
@@ -199,9 +197,9 @@ class ReplicaSession:
                 answer.slices.append(piece)
                 news.length = piece.length
                 news.slice.segment_base_offset, news.slice.position = piece.segment_base_offset, piece.position
-            if has_others:
+            if files is not None:
                 news.names_staged = True
-                news.staged.extend(pb.StagedFile(**each._asdict()) for each in staged)
+                news.staged.extend(pb.StagedFile(**each._asdict()) for each in files)
             for each in lacking:
                 answer.slices.append(each)
                 news.pieces.add(number=each.segment_base_offset, position=each.position, length=each.length)

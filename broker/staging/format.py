@@ -177,6 +177,15 @@ def scan_file(read: Read, size: int, from_position: int = 0, *, is_growing: bool
         position = start + length
 
 
+def is_cut_short(read: Read, size: int, position: int) -> bool:
+    """Whether the end of a file, from a position on, is the beginning of a frame, as a write that is cut off leaves."""
+    data = bytes(read(position, min(FRAME_SIZE, size - position)))
+    if len(data) < FRAME_SIZE:
+        return data[: len(_MAGIC)] == _MAGIC[: len(data)]
+    salt = salt_of(read(0, FILE_START.size))
+    return salt is not None and _is_frame(data, 0, _salted(salt))
+
+
 def _next_frame(read: Read, position: int, size: int, salted: int) -> tuple[int, tuple[Any, ...]] | None:
     """The next good frame at or after a position."""
     while size - position >= FRAME_SIZE:

@@ -35,6 +35,7 @@ class StagedFile:
         live: how many needed batches and prepared sets are in it.
         drops: numbers of the files with the sets whose drop is recorded in this one: without this file, a start would
             take those sets for prepared.
+        ends: numbers of the files with anything of those sets, and of their parts.
         begin: how many bytes had been staged here when it was made (`Staging.staged_end`); -1: it was made by an
             earlier process, or by another broker.
         replayed: of a copy, the frames before it were replayed.
@@ -48,6 +49,7 @@ class StagedFile:
         self.size = self.synced = self.live = self.replayed = 0
         self.begin = -1
         self.drops: set[int] = set()
+        self.ends: set[int] = set()
         self._file: SharedFile | None = None
         self._is_writable = False
 
@@ -78,6 +80,13 @@ class StagedFile:
         append_all(self._disk, file.fd, buffers, position)
         self.size = position + length
         return position
+
+    def cut(self, size: int) -> None:
+        """Cut off what is behind a size; durable after the next sync."""
+        self.open_for_append()
+        assert self._file is not None
+        self._disk.truncate(self._file.fd, size)
+        self.size, self.synced = size, 0
 
     def close(self) -> None:
         file, self._file, self._is_writable = self._file, None, False
@@ -132,12 +141,6 @@ class Part:
         self.length += place[2]
         self.last_us = max(self.last_us, staged_us)
         self.renewed = now
-
-    def cut(self, count: int) -> list[Place]:
-        """Keep the first batches only; returns the places of the others."""
-        self.places, cut = self.places[:count], self.places[count:]
-        self.length -= sum(place[2] for place in cut)
-        return cut
 
     def is_whose(self, header: BatchHeader) -> bool:
         return (self.producer_id, self.batch_id, self.number) == (

@@ -11,9 +11,9 @@ a jump of the wall clock has no effect.
 
 Files are numbered by the leader epoch in which they were made, and within it. Only the leader of that epoch writes to
 them, and only at the end, so the copies of two replicas can differ in nothing but their length. A follower copies the
-bytes of the files that its leader has (`copy`), and removes those that its leader has no more (`keep_only`); it decides
-nothing itself. What was acknowledged is whole in every copy of the in-sync set; the rest of a copy is garbage, and is
-forgotten as after a restart.
+bytes of the files that its leader has, in their order (`copy`), and removes or cuts what its leader does not have
+(`keep_only`): the end of a copy may record a drop, or a batch, that only an old leader knew. It decides nothing itself,
+and knows what a start would know of its files. What was acknowledged is whole in every copy of the in-sync set.
 
 A file is closed at 64 MiB and removed once nothing in it is needed, as is the active file when it has `_WASTE_MAX`
 bytes of which none is needed. After a restart existing files are not appended to. A start reads all files: a part
@@ -50,6 +50,7 @@ from broker.staging.format import (
     encode_set,
     file_start,
     frame,
+    is_cut_short,
     salt_of,
     scan_file,
 )
@@ -120,12 +121,41 @@ class StagedCopy(NamedTuple):
     size: int
 
 
+def agreed_copies(leader: Iterable[StagedCopy], follower: Iterable[StagedCopy]) -> list[StagedCopy]:
+    """What a follower keeps of its copies, the oldest first: as much as is the beginning of all that its leader has.
+    Parts go on from file to file, so a newer file is not replayed before what is missing of an older one."""
+    has = {(copy.number, copy.salt): copy.size for copy in follower}
+    kept = []
+    for number, salt, size in sorted(leader):
+        here = has.get((number, salt), 0)
+        if here:
+            kept.append(StagedCopy(number, salt, min(here, size)))
+        if here < size:
+            break
+    return kept
+
+
 class StagedPiece(NamedTuple):
     """Bytes of a file that a follower lacks."""
 
     file: StagedFile
     position: int
     length: int
+
+
+class Lacking(NamedTuple):
+    """What a follower lacks.
+
+    Attributes:
+        reached: up to which `staged_end` it has everything; -1: it lacks something from before this process, or has
+            what its leader does not have.
+        files: the leader's, if the follower has to remove or cut copies, else None.
+        pieces: the next that it lacks.
+    """
+
+    reached: int
+    files: list[StagedCopy] | None
+    pieces: list[StagedPiece]
 
 
 class Staged(NamedTuple):
@@ -187,7 +217,9 @@ class Staging:
         self._next_number = 0
         self.staged_end = 0
         """Bytes staged here since the start: the place in what followers copy."""
-        self._has_unsynced_set = False  # a set came with a copy
+        self._has_unsynced_set = False  # a set came with a copy, or with the files of an earlier process
+        self._is_stale = False  # what is known is not what the files say
+        self._gone: list[StagedFile] = []  # copies removed since it was known what the files say
         self._written = 0.0  # when something was written last
         self._active: StagedFile | None = None
         self._parts: dict[bytes, Part] = {}
@@ -196,6 +228,7 @@ class Staging:
         """Sets may have been prepared here that are not known any more: a start found damage outside of parts, or no
         file `complete`; until `note_complete`."""
         self._damaged = False  # found by the start
+        self._lost_frames = False  # the start found damage that may have cost what was acknowledged
         try:
             self._open()
         except OSError as error:
@@ -211,11 +244,8 @@ class Staging:
         self._has_folder = True
         self._drops_made = 1  # as for names: a set may have been dropped just before a kill
         numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
-        for number in numbers:
-            self._read_file(StagedFile(self._disk, self._folder, number, 0))
-        for known in self._sets.values():
-            # Logged only when the set is used: a power cut may restore a dropped set without its parts.
-            known.lost = next(filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None)
+        self._files = {number: StagedFile(self._disk, self._folder, number, 0) for number in numbers}
+        self._replay_files()
         self._next_number = numbers[-1] + 1 if numbers else 0  # a new epoch begins with its own numbers
         self._names_made = 1  # the process that made them may have ended before the sync
         self.may_lack_sets = self._damaged or COMPLETE not in names
@@ -226,23 +256,44 @@ class Staging:
             self._disk.sync_dir(self._folder)
         self._remove_dead()
 
+    def _replay_files(self) -> None:
+        """Know what the files say, and nothing else."""
+        self._parts, self._sets, self._unrecorded_drops = {}, {}, {}
+        self._active = None
+        for file in self._files.values():
+            file.live = 0
+            file.drops, file.ends = set(), set()
+        for _, file in sorted(self._files.items()):
+            self._read_file(file)
+        for known in self._sets.values():
+            # Logged only when the set is used: a power cut may restore a dropped set without its parts.
+            known.lost = self._fault_of(known.prepared)
+        self._has_unsynced_set = bool(self._sets)
+        self._is_stale = False
+        self._gone.clear()
+
     def _read_file(self, file: StagedFile) -> None:
         fd = self._disk.open(file.path)
         try:
             file.size = self._disk.size(fd)
             if file.size >= FILE_START.size:
                 file.salt = salt_of(self._disk.read(fd, FILE_START.size, 0)) or 0
-            self._files[file.number] = file
             end = min(FILE_START.size, file.size)
-            for found in scan_file(lambda position, length: self._disk.read(fd, length, position), file.size):
+
+            def read(position: int, length: int) -> bytes | memoryview:
+                return self._disk.read(fd, length, position)
+
+            for found in scan_file(read, file.size):
                 skipped = found.position - FRAME_SIZE > end
                 self._damaged |= skipped or (found.kind == PREPARED and found.fault is not None)
+                self._lost_frames |= skipped or found.fault is not None
                 end = found.position + found.length
                 self._replay(file, found)
             self._damaged |= end < file.size  # torn by a stop, or damaged
+            self._lost_frames |= end < file.size and not is_cut_short(read, file.size, end)
             file.replayed = end
         except UnreadableFile as error:
-            self._damaged = True
+            self._damaged = self._lost_frames = True
             self._unreadable[file.number] = self._files.pop(file.number)
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=0, bytes=file.size,
                       reason=str(error))  # fmt: skip
@@ -266,6 +317,10 @@ class Staging:
             self._keep(found.prepared, file, found.staged_us)
         elif found.kind == DROPPED and found.uuid in self._sets:
             self._forget_set(found.uuid, file)
+
+    def _fault_of(self, prepared: PreparedSet) -> str | None:
+        """What is wrong with the parts of a set, or None."""
+        return next(filter(None, (self._fault(spec, prepared) for spec in prepared.parts)), None)
 
     def _fault(self, spec: PartSpec, prepared: PreparedSet) -> str | None:
         """What is wrong with a part of a set, or None."""
@@ -294,6 +349,15 @@ class Staging:
         """Bytes of its files. Takes no lock, because the lock is held during writes and the caller must not wait."""
         return sum(file.size for file in list(self._files.values()))
 
+    def may_lack_acknowledged(self, may_have_lost: bool) -> bool:
+        """Whether something acknowledged may be missing after a start: by damage other than the end of a write that was
+        cut short, or by the loss of what was not synced.
+
+        Args:
+            may_have_lost: the machine may have lost that.
+        """
+        return self._lost_frames or (may_have_lost and self._has_folder)
+
     def prepared(self, commit_uuid: bytes) -> PreparedSet | None:
         """The prepared set of a commit."""
         with self._lock:
@@ -309,8 +373,8 @@ class Staging:
     def may_hold(self, commit_uuid: bytes, number: int, batch: int, crc: int) -> bool:
         """Whether a batch of a part, with that checksum, may belong to a set, as far as is known."""
         with self._lock:
-            known = self._sets[commit_uuid]
-            if not any(spec.part == number and batch < spec.batches for spec in known.prepared.parts):
+            known = self._sets.get(commit_uuid)
+            if known is None or not any(spec.part == number and batch < spec.batches for spec in known.prepared.parts):
                 return False
             here = [part.places for part in known.parts if part.number == number and batch < len(part.places)]
             return not here or here[0][batch][3] == crc
@@ -447,11 +511,13 @@ class Staging:
         return file
 
     def _make_folder(self) -> None:
-        """Once only: a folder that is missing later was removed by hand."""
+        """Once only: a folder that is missing later was removed by hand. Its name is durable before anything is staged
+        in it, so that after a loss of power it is known whether something was."""
         try:
             self._disk.make_dir(self._folder)
         except FileExistsError:  # made by a call that failed after it
             pass
+        self._disk.sync_dir(self._folder.parent)
         if not self.may_lack_sets:
             self._make_complete()
         self._has_folder = True
@@ -469,8 +535,9 @@ class Staging:
 
     def begin_epoch(self, epoch: int) -> None:
         """Write to new files from now on, whose numbers are those of a leader epoch. What is staged counts as renewed:
-        its tasks may have talked to another leader until now."""
+        its tasks may have talked to another leader until now. Raises StorageFailed, DiskFull, Closed."""
         with self._lock:
+            self._replay_if_stale()
             self._active = None
             self._next_number = max(self._next_number, epoch << _EPOCH_BITS)
             now = self._now()
@@ -485,27 +552,35 @@ class Staging:
         if not self._files:
             return []
         with self._lock:
-            return [StagedCopy(file.number, file.salt, file.size) for _, file in sorted(self._files.items())]
+            return self._copies()
 
-    def lacking(self, copies: Iterable[StagedCopy], max_bytes: int) -> tuple[int, list[StagedPiece]]:
-        """What a follower lacks that has these copies.
+    def _copies(self) -> list[StagedCopy]:
+        return [StagedCopy(file.number, file.salt, file.size) for _, file in sorted(self._files.items())]
 
-        Returns:
-            Up to which `staged_end` it has everything, -1 if it lacks something from before this process; and the next
-            pieces that it lacks, at most so many bytes.
-        """
-        has = {(copy.number, copy.salt): copy.size for copy in copies}
+    def end_epoch(self) -> None:
+        """Another replica may lead from now on. It may have what was forgotten here without a record."""
+        self._is_stale = True
+
+    def lacking(self, copies: Sequence[StagedCopy], max_bytes: int) -> Lacking:
+        """What a follower lacks that has these copies; of the pieces at most so many bytes."""
+        if not self._files and not copies:
+            return Lacking(self.staged_end, None, [])
         pieces: list[StagedPiece] = []
         with self._lock:
+            here = self._copies()
+            kept = agreed_copies(here, copies)
+            sizes = {copy.number: copy.size for copy in kept}
             reached, left = self.staged_end, max_bytes
             for _, file in sorted(self._files.items()):
-                size = has.get((file.number, file.salt), 0)
+                size = sizes.get(file.number, 0)
                 if size < file.size:
                     reached = min(reached, file.begin + size if file.begin >= 0 else -1)
                     if left > 0:
                         pieces.append(StagedPiece(file, size, min(left, file.size - size)))
                         left -= pieces[-1].length
-        return reached, pieces
+        if kept == sorted(copies):
+            return Lacking(reached, None, pieces)
+        return Lacking(-1, here, pieces)
 
     def slice(self, piece: StagedPiece) -> FileSlice | None:
         """A piece as it stands in its file; None if the file was removed. Raises StorageFailed, DiskFull, Closed."""
@@ -555,6 +630,8 @@ class Staging:
         salt = salt_of(memoryview(data))
         if salt is None:
             raise InvalidRequest(reason=f"the beginning of staged file {number} of {self.label} is not one")
+        if (unreadable := self._unreadable.pop(number, None)) is not None:  # it has the name
+            self._remove_copy(unreadable)
         file = self._created(number, salt)
         self._next_number = max(self._next_number, number + 1)
         self._files[number] = file
@@ -580,39 +657,44 @@ class Staging:
             self._replay(file, each)
             file.replayed = each.position + each.length
             if each.kind == PREPARED and (known := self._sets.get(each.uuid)) is not None:
-                known.lost = next(
-                    filter(None, (self._fault(spec, known.prepared) for spec in known.prepared.parts)), None
-                )
+                known.lost = self._fault_of(known.prepared)
                 self._has_unsynced_set = True
 
     def keep_only(self, copies: Iterable[StagedCopy]) -> None:
-        """Forget the files that a leader has no more, with all that is in them, and those that cannot be read here: a
-        copy takes their names."""
-        kept = {(copy.number, copy.salt) for copy in copies}
+        """Remove and cut the copies of what a leader does not have (any more), and those that cannot be read here. What
+        follows from the files that are left is known after `sync_copies`. Raises StorageFailed, DiskFull, Closed."""
         with self._lock:
             self._check_usable()
-            gone = [file for file in self._files.values() if (file.number, file.salt) not in kept]
+            here = self._copies()
+            sizes = {copy.number: copy.size for copy in agreed_copies(copies, here)}
+            gone = [file for file in self._files.values() if file.number not in sizes]
             for file in gone:
-                self._forget_copy(file)
-            for file in self._unreadable.values():
+                del self._files[file.number]
+            self._gone += gone
+            for file in (*gone, *self._unreadable.values()):
                 self._remove_copy(file)
             self._unreadable.clear()
+            for file in self._files.values():
+                if sizes[file.number] < file.size:
+                    self._is_stale = True
+                    self._cut_copy(file, sizes[file.number])
 
-    def _forget_copy(self, file: StagedFile) -> None:
-        for uuid, known in list(self._sets.items()):
-            if file in known.files or any(place[0] is file for part in known.parts for place in part.places):
-                self._forget_set(uuid, file, keeps_parts=True)
-        for part in list(self._parts.values()):
-            first = next((number for number, place in enumerate(part.places) if place[0] is file), None)
-            if first == 0:
-                self._forget_part(part)
-            elif first is not None:  # what is before may be acknowledged, and the leader's next batch follows it
-                for each, *_ in part.cut(first):
-                    each.live -= 1
-        if file is self._active:
-            self._active = None
-        del self._files[file.number]
-        self._remove_copy(file)
+    def _cut_copy(self, file: StagedFile, size: int) -> None:
+        try:
+            file.cut(size)
+        except OSError as error:
+            self._errors.refuse(error, "cutting a copy of a staged file")
+
+    def _replay_if_stale(self) -> None:
+        """Raises StorageFailed, FileRefused, DiskFull: to be called again."""
+        # Of what is not needed here either, as after the end of a transaction, nothing follows.
+        if self._is_stale or any(file.live or file.ends & self._files.keys() for file in self._gone):
+            self._is_stale = True
+            try:
+                self._replay_files()
+            except OSError as error:
+                self._refuse(error, "reading what is staged")
+        self._gone.clear()
 
     def _remove_copy(self, file: StagedFile) -> None:
         try:
@@ -622,9 +704,15 @@ class Staging:
         except OSError as error:
             self._errors.fail(error, "removing a staged file")
         self._removed.add(file.number)
+        self._names_made += 1  # the next sync keeps it removed, too
 
     def sync_copies(self) -> None:
-        """Make copied sets durable, with their parts. Raises StorageFailed, DiskFull, Closed."""
+        """Know what the copies say, and make the sets in them durable, with their parts. Raises StorageFailed,
+        FileRefused, DiskFull, Closed."""
+        if self._is_stale or self._gone:
+            with self._lock:
+                self._check_usable()
+                self._replay_if_stale()
         if self._has_unsynced_set:
             self._has_unsynced_set = False
             try:
@@ -725,7 +813,7 @@ class Staging:
             self._forget_set(commit_uuid, file)
         self._remove_dead()
 
-    def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None, *, keeps_parts: bool = False) -> None:
+    def _forget_set(self, commit_uuid: bytes, told_in: StagedFile | None) -> None:
         known = self._sets.pop(commit_uuid)
         self._drops_made += 1
         if told_in is None:
@@ -734,9 +822,11 @@ class Staging:
             file.live -= 1
             if told_in is not None and file is not told_in:
                 told_in.drops.add(file.number)
+        if told_in is not None:
+            told_in.ends |= told_in.drops | {place[0].number for part in known.parts for place in part.places}
         for part in known.parts:
             part.sets -= 1
-            if not part.sets and not keeps_parts:
+            if not part.sets:
                 self._forget_part(part)
 
     def settle_drops(self) -> bool:
@@ -914,7 +1004,8 @@ class Staging:
         with self._lock:
             self._check_usable()
             known = self._sets.get(commit_uuid)
-            assert known is not None, "whoever drops a set holds up who applies it"
+            if known is None:
+                raise self._led_elsewhere()
             if known.lost is not None:
                 raise self._lost_error(known)
             parts = list(known.parts)
@@ -926,6 +1017,12 @@ class Staging:
                     known.counted[False] = 0  # they were appended
             except PartDamaged as damaged:
                 raise self._found_lost(known, damaged) from None
+            except _Dropped:
+                raise self._led_elsewhere() from None
+
+    def _led_elsewhere(self) -> Closed:
+        """A set is gone amid its apply: a drop waits for that, but a new leader does not."""
+        return Closed(what=f"staging of {self.label}")
 
     def _read(self, file: StagedFile, into: memoryview, position: int) -> None:
         try:

@@ -530,19 +530,52 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
     apply_again(work.disk.after_power_cut(random.Random(0), 0.0))
 
 
+def copy_staged(leader: Partition, follower: Partition, epoch: int) -> None:
+    """As a follower does, until it has all; then what it says is durable."""
+    follower.follow(1, epoch)
+    for _ in range(10):
+        files, pieces = leader.staged_news(follower.position().staged, 1 << 20)
+        if files is None and not pieces:
+            return
+        if files is not None:
+            follower.keep_only_staged(files, epoch)
+        for piece in pieces:
+            follower.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
+    raise AssertionError("it never has all")
+
+
+def lead_in(partition: Partition, epoch: int) -> None:
+    partition.lead(PartitionState.only(0, "here", epoch), [0])
+
+
+def replicas(count: int) -> tuple[list[MemoryDisk], list[Partition]]:
+    disks = [MemoryDisk() for _ in range(count)]
+    return disks, [open_partition(open_directory(disk)) for disk in disks]
+
+
+def prepare(partition: Partition, which: Set, version: int = 0) -> None:
+    partition.prepare(which.prepared(version))
+    partition.keep_prepared(which.commit_uuid)
+
+
+def stage(partition: Partition, which: Set) -> None:
+    for part, _ in which.parts:
+        partition.stage(which.uuid(part), which.batches(part))
+
+
+def known(partition: Partition) -> list[tuple[PreparedSet | None, str | None]]:
+    return [(each.prepared, each.lost) for each in partition.staged()]
+
+
 def test_a_follower_copies_a_staged_file_again_that_a_power_cut_made_unreadable() -> None:
     """Its name was in the way, and took the whole directory out of service."""
     leader = open_partition(open_directory(MemoryDisk()))
     leader.stage(bytes(16), [make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(0, 0))])
     [copy] = leader.staged_copies()
-    [piece] = leader.staged_pieces([], 1 << 20)
-    data = memoryview(piece.read())
 
     def follow(disk: MemoryDisk) -> Partition:
         replica = open_partition(open_directory(disk))
-        replica.follow(1, 5)
-        replica.keep_only_staged([copy], 5)
-        replica.copy_staged(copy.number, 0, data, 5)
+        copy_staged(leader, replica, 5)
         return replica
 
     disk = MemoryDisk()
@@ -560,28 +593,117 @@ def test_a_part_whose_end_the_next_leader_does_not_have_goes_on_after_what_it_ha
     """The follower forgot all of the part, so what the next leader added to it did not count, and an acknowledged part
     was lost once the follower led."""
     parts = [make_batch([b"%d" % number], producer=(PRODUCER, 0, number), transaction=(0, 0)) for number in range(3)]
-    one, two, three = (open_partition(open_directory(MemoryDisk())) for _ in range(3))
-
-    def lead(partition: Partition, epoch: int) -> None:
-        partition.lead(PartitionState.only(0, "here", epoch), [0])
-
-    def copy(leader: Partition, follower: Partition, epoch: int) -> None:
-        follower.follow(1, epoch)
-        follower.keep_only_staged(leader.staged_copies(), epoch)
-        for piece in leader.staged_pieces(follower.staged_copies(), 1 << 20):
-            follower.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
-
+    _, (one, two, three) = replicas(3)
     uuid = bytes(16)
-    lead(one, 3)
+    lead_in(one, 3)
     one.stage(uuid, [parts[0]])
-    copy(one, two, 3)
-    lead(one, 5)
+    copy_staged(one, two, 3)
+    lead_in(one, 5)
     one.stage(uuid, [parts[1]])
-    copy(one, three, 5)
-    lead(two, 6)
+    copy_staged(one, three, 5)
+    lead_in(two, 6)
     assert two.stage(uuid, parts[1:])[0] == 3
-    copy(two, three, 6)
-    lead(three, 7)
+    copy_staged(two, three, 6)
+    lead_in(three, 7)
     spec = PartSpec(uuid, 0, 3, sum(len(data) for _, data in parts))
     three.prepare(PreparedSet(TRANSACTION, PRODUCER, 0, b"c" * 16, -1, (spec,)))
     three.keep_prepared(b"c" * 16)
+
+
+def test_a_set_that_only_an_old_leader_prepared_again_is_what_it_was() -> None:
+    """The follower forgot the set with the file in which it was prepared again."""
+    _, (old, new) = replicas(2)
+    lead_in(old, 3)
+    stage(old, FIRST)
+    prepare(old, FIRST)
+    copy_staged(old, new, 3)
+    lead_in(old, 5)
+    prepare(old, FIRST, version=1)
+    lead_in(new, 6)
+    copy_staged(new, old, 6)
+    assert known(old) == known(new) == [(FIRST.prepared(0), None)]
+
+
+def test_a_drop_that_only_an_old_leader_has_is_forgotten_before_it_counts_as_a_copy() -> None:
+    """It is the end of a file whose beginning the next leader has. The follower read it again at each start, and then
+    the set as it was prepared later, whose parts were gone by the drop."""
+    disks, (old, new) = replicas(2)
+    lead_in(old, 3)
+    stage(old, FIRST)
+    stage(old, LOOSE)  # its file has to stay
+    prepare(old, FIRST)
+    copy_staged(old, new, 3)
+    assert old.drop(FIRST.commit_uuid, 1)
+    lead_in(new, 5)
+    prepare(new, FIRST, version=1)
+    old.follow(1, 5)
+    assert new._staging.lacking(old.staged_copies(), 0).reached == -1
+    copy_staged(new, old, 5)
+    assert old.staged_copies() == new.staged_copies()
+    wanted = [(FIRST.prepared(1), None), (None, None)]
+    assert known(old) == wanted
+    for disk in (disks[0].after_kill(), disks[0].after_power_cut(random.Random(0), 0.0)):
+        assert known(open_partition(open_directory(disk), leader_epoch=6))[0] == wanted[0]
+    lead_in(old, 7)
+    apply(old, FIRST)
+    assert visible(old) == FIRST.values
+
+
+def test_a_part_that_a_leader_forgot_after_its_epoch_is_known_again_when_it_follows() -> None:
+    """A leader that does not know of the next one lets parts expire, and records that nowhere."""
+    _, (old, new) = replicas(2)
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    lead_in(old, 3)
+    old.stage(uuid, batches[:2])
+    stage(old, LOOSE)  # its file has to stay
+    copy_staged(old, new, 3)
+    lead_in(new, 5)
+    old.abort_parts([uuid])
+    new.stage(uuid, batches)
+    copy_staged(new, old, 5)
+    lead_in(old, 6)
+    assert old.stage(uuid, batches[:1])[0] == len(batches)
+
+
+def test_a_follower_reads_its_files_again_only_if_something_else_follows_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, (leader, follower) = replicas(2)
+    lead_in(leader, 3)
+    stage(leader, FOREIGN)
+    prepare(leader, FOREIGN)
+    lead_in(leader, 5)
+    stage(leader, FIRST)
+    prepare(leader, FIRST)
+    copy_staged(leader, follower, 5)
+    read: list[object] = []
+    real = staging.Staging._read_file
+    monkeypatch.setattr(staging.Staging, "_read_file", lambda self, file: (read.append(file), real(self, file)))
+    assert leader.drop(FOREIGN.commit_uuid, 1)  # its file is removed
+    copy_staged(leader, follower, 5)
+    assert follower.staged_copies() == leader.staged_copies()
+    assert (len(leader.staged_copies()), read) == (1, [])
+    assert known(follower) == known(leader) == [(FIRST.prepared(0), None)]
+
+
+@pytest.mark.parametrize("damage", ["none", "the end is cut short", "the beginning", "a frame", "a batch"])
+def test_a_start_tells_damage_of_what_is_staged_from_a_write_that_a_kill_cut_short(damage: str) -> None:
+    [disk], [partition] = replicas(1)
+    stage(partition, FIRST)
+    prepare(partition, FIRST)
+    disk = disk.after_kill()
+    folder = partition.log.directory / staging.STAGING
+    [name] = [name for name in disk.names(folder) if name.endswith(".staged")]
+    data = disk.bytes_of(folder / name)
+    match damage:
+        case "the end is cut short":
+            del data[-9:]
+        case "the beginning":
+            data[0] ^= 1
+        case "a frame":
+            data[16 + 20] ^= 1
+        case "a batch":
+            data[16 + 48 + 100] ^= 1
+    opened = open_partition(open_directory(disk), leader_epoch=1)
+    assert opened.may_lack_staged(may_have_lost=False) == (damage not in ("none", "the end is cut short"))
+    assert opened.may_lack_staged(may_have_lost=True)
