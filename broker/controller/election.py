@@ -116,6 +116,11 @@ def depart(state: PartitionState, broker: int) -> PartitionState | None:
     return None if after == state else after
 
 
+def is_last(state: PartitionState, broker: int) -> bool:
+    """Whether no other replica may be elected."""
+    return not {*state.isr, *state.eligible} - {broker}
+
+
 def _with_isr(state: PartitionState, isr: tuple[int, ...], min_insync: int) -> PartitionState:
     """The state with another in-sync set. Those that left it are eligible while it is too small, but not those from
     before a time in which it was large enough: by a min.insync.replicas that was lowered since."""

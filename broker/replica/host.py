@@ -12,7 +12,8 @@ second. A log that is not where its state says is lost, and so is one whose file
   called.
 - If there are others, this one first leaves the in-sync set and the eligible replicas, and then begins anew, empty, as
   a follower. The same is done after the machine may have lost what was not synced; then the log is kept, and cut to
-  where it agrees with its leader's.
+  where it agrees with its leader's. It is done too if only what is staged may be incomplete, unless nobody else can
+  lead.
 """
 
 from __future__ import annotations
@@ -296,6 +297,7 @@ class Host:
             topic = self._depart(topic, turn)
         opened = self._open_all(topic, settings, turn)
         try:
+            topic = self._depart_without_staged(topic, turn, opened)
             states = self._write_states(topic, opened, turn)
             hosted = dict(self._hosted)
             for number, partition in opened.items():
@@ -386,29 +388,59 @@ class Host:
         """Leave the in-sync sets and the eligible replicas of partitions whose records may be missing here (rules 7 and
         8 of docs/REPLICATION.md). Then drop what is left of the logs that are lost. Returns the topic with the states
         after that."""
+        topic = self._leave_sets(topic, turn, turn.departing)
+        for number in turn.anew & turn.departing.keys():
+            self._directory.replace_log(topic.topic_id, number, f"{topic.name}-{number}", 0)
+            self._directory.trust_log(topic.topic_id, number)
+            self._begun_anew[topic.topic_id, number] = topic.states[number].directories.get(self.broker_id)
+        return topic
+
+    def _depart_without_staged(self, topic: TopicRecord, turn: _Turn, opened: Mapping[int, Partition]) -> TopicRecord:
+        """The same where the log is whole, but something may be missing of what is staged beside it. The last replica
+        stays: there is nobody to copy from. Returns the topic with the states after that."""
+        leaving = {
+            number: state
+            for number, partition in opened.items()
+            if number not in turn.departing
+            and (state := topic.states.get(number)) is not None
+            and len(topic.replicas_of(number)) > 1
+            and partition.may_lack_staged(self._may_have_lost)
+        }
+        if leaving:
+            topic = self._leave_sets(topic, turn, leaving, unless_last=True)
+            turn.departing |= leaving
+        return topic
+
+    def _leave_sets(
+        self, topic: TopicRecord, turn: _Turn, leaving: dict[int, PartitionState], *, unless_last: bool = False
+    ) -> TopicRecord:
+        """Leave the sets of some partitions; those whose topic was deleted are taken out of `leaving`, and those whose
+        last replica is this one, if it is to stay then."""
         # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
         # since the states were read.
         self.raise_epoch()
-        states = dict(topic.states) | self._read_states(topic, turn.departing)
-        left = set(turn.departing)
+        states = dict(topic.states) | self._read_states(topic, leaving)
+        left = set(leaving)
         while left:
+            for number in [each for each in left if unless_last and election.is_last(states[each], self.broker_id)]:
+                del leaving[number]
+                left.discard(number)
+                turn.wanted[number] = self._wanted_state(states[number])
             departed = {number: election.depart(states[number], self.broker_id) for number in left}
             wanted = {number: state for number, state in departed.items() if state is not None}
             if wanted:
                 written = registry.write_states(self._session, replace(topic, states=states), wanted)
                 for number in wanted.keys() - written.keys():  # the topic was deleted
                     turn.wanted.pop(number, None)
-                    del turn.departing[number]
+                    del leaving[number]
                 states |= written
-            left = wanted.keys() & turn.departing.keys()
-        for number in turn.departing:
-            state, label = states[number], f"{topic.name}-{number}"
-            log.warning("replica_left_the_sets", partition=label, leader=state.leader, isr=list(state.isr))
+            left = wanted.keys() & leaving.keys()
+        for number in leaving:
+            state = states[number]
+            log.warning(
+                "replica_left_the_sets", partition=f"{topic.name}-{number}", leader=state.leader, isr=list(state.isr)
+            )
             turn.wanted[number] = state
-            if number in turn.anew:
-                self._directory.replace_log(topic.topic_id, number, label, 0)
-                self._directory.trust_log(topic.topic_id, number)
-                self._begun_anew[topic.topic_id, number] = state.directories.get(self.broker_id)
         return replace(topic, states=states)
 
     def _read_states(self, topic: TopicRecord, numbers: Iterable[int]) -> dict[int, PartitionState]:

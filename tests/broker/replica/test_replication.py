@@ -21,6 +21,7 @@ from kafkalog.zk import paths
 from kafkalog.zk.registry import StateChange, change_states, registration_check
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
+from tests.broker.replica.test_staged_writes import batch
 from tests.waiting import waited_for
 
 Brokers = dict[int, RunningBroker]
@@ -248,3 +249,61 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     brokers[lost] = start_broker(lost)
     assert [lost in isr for isr in written] == [not is_late]
     assert lost not in leader.record("t").states[0].isr
+
+
+@pytest.mark.parametrize("loss", ["of power", "by damage"])
+def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_anew(
+    brokers: Brokers,
+    start_broker: StartBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    loss: str,
+) -> None:
+    """Its log is whole, with flush.messages=1 or without a loss of power. A leader counted it for what was staged by
+    the sizes of its files, and as the leader it had its followers remove their good copies."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
+    assert ack is not None
+    waited_for(ack.is_kept)
+    lost = next(number for number, each in brokers.items() if each is leader)
+    others = [number for number in brokers if number != lost]
+    for number in (*others, lost):
+        brokers.pop(number).stop(clean=False)
+    [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
+    with monkeypatch.context() as patched:
+        if loss == "of power":
+            patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        else:
+            data = path.read_bytes()
+            path.write_bytes(b"!" + data[1:])
+        caplog.clear()
+        brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+        assert "replica_left_the_sets" in caplog.text
+        waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
+        assert replica(brokers[lost], topic).staged_copies() == []
+    for number in others:
+        brokers[number] = start_broker(number, replica_lag_time_max_ms=3000)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
+    for each in brokers.values():
+        assert [(staged.parts, staged.length) for staged in replica(each, topic).staged()] == [(1, length)]
+
+
+def test_the_last_replica_stays_though_something_of_what_is_staged_is_damaged(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    leader = leader_of(brokers, topic)
+    last = next(number for number, each in brokers.items() if each is leader)
+    replica(leader, topic).stage(b"u" * 16, [batch(0)])
+    brokers.pop(1 - last).stop(clean=False)
+    waited_for(in_sync(brokers, topic, 0, last))
+    brokers.pop(last).stop(clean=False)
+    [path] = (tmp_path / f"broker-{last}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
+    path.write_bytes(b"!" + path.read_bytes()[1:])
+    brokers[last] = start_broker(last, replica_lag_time_max_ms=500)
+    assert leader_of(brokers, topic) is brokers[last]
