@@ -64,6 +64,7 @@ class Plan:
         switch_chance: of a change of threads where a lock is taken.
         latency_seconds: of the network.
         stages: there are exactly-once writes too.
+        staged_file_bytes: at which a file of what is staged is full.
     """
 
     seed: int
@@ -76,6 +77,7 @@ class Plan:
     switch_chance: float
     latency_seconds: float
     stages: bool
+    staged_file_bytes: int
     faults: list[Fault] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -137,5 +139,6 @@ def plan(seed: int) -> Plan:
         chance.choice((0.0, 0.02)),
         chance.choice((0.0003, 0.0003, 0.003, 0.02)),
         chance.random() < 0.5,
+        random.Random(f"staged files {seed}").choice((1000, 2000, 5000)),
         faults,
     )

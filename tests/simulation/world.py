@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 from broker.config import BrokerSettings
 from broker.replica.partition import Partition
+from broker.staging import staging
 from kafkalog.format.batch import iter_batches
 from kafkalog.records import TopicPartition
 from kafkalog.zk import paths, registry
@@ -363,12 +365,18 @@ class World:
             each.setLevel(logging.INFO)
             each.propagate = False
         try:
-            with threads(self.scheduler), sessions(self.zookeeper):
+            with threads(self.scheduler), sessions(self.zookeeper), self._small_staged_files():
                 yield
         finally:
             for each, level, propagate, handlers in before:
                 each.handlers, each.propagate = handlers, propagate
                 each.setLevel(level)
+
+    @contextmanager
+    def _small_staged_files(self) -> Iterator[None]:
+        size = self.plan.staged_file_bytes
+        with mock.patch.multiple(staging, _FILE_BYTES=size, _WASTE_MAX=size // 2):
+            yield
 
     def _run(self) -> None:
         plan, scheduler = self.plan, self.scheduler
