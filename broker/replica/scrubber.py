@@ -290,7 +290,7 @@ class Scrubber:
 
     def _has_others(self, partition: Partition) -> bool:
         topic = self._host.metadata.ids.get(partition.topic_id)
-        return topic is not None and len(topic.replicas[partition.number]) > 1
+        return topic is not None and len(topic.replicas_of(partition.number)) > 1
 
     def _sources(self, partition: Partition) -> list[_Replica]:
         """The other replicas of a partition: the leader first, then those in sync."""
@@ -298,7 +298,7 @@ class Scrubber:
         if topic is None:
             return []
         state = topic.states.get(partition.number)
-        others = [each for each in topic.replicas[partition.number] if each != self._host.broker_id]
+        others = [each for each in topic.replicas_of(partition.number) if each != self._host.broker_id]
         if state is not None:
             others.sort(key=lambda each: (each != state.leader, each not in state.isr))
         brokers = self._host.metadata.brokers

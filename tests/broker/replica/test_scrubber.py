@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from broker.controller import reassignment
 from broker.replica.scrubber import Scrubber
 from kafkalog.clock import ManualClock
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import iter_batches
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.zk.registry import StateChange, change_states
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_replication import Brokers, in_sync, leader_of, new_topic, replica
@@ -162,6 +164,33 @@ def test_damage_at_different_places_is_repaired_on_both_and_at_the_same_place_st
         except CorruptBatch as error:
             offset = error.facts["end_offset"]
     assert found == [each for each in range(BATCHES) if not start <= each < end]
+
+
+def test_a_partition_that_was_moved_is_repaired_from_where_it_is(brokers: Brokers) -> None:
+    """The topic's znode names the old replicas until no partition of the topic is being moved."""
+    topic = new_topic(brokers[0], partitions=2, replicas=1, segment_bytes=4096)
+    replicas = brokers[0].record("t").replicas
+    first, second = replicas[0][0], replicas[1][0]
+    other = next(number for number in brokers if number not in (first, second))
+    leader = leader_of(brokers, topic)
+    fill(leader, topic)
+    before = contents(leader, topic)
+
+    def begin(number: int, *target: int) -> None:
+        record = brokers[0].record("t")
+        after = reassignment.begin(record.states[number], record.replicas[number], target, 0)
+        session = brokers[0].broker.host.metadata.session
+        change_states(session, [StateChange(record, number, record.states[number], after)])
+
+    begin(1, second, 99)  # there is no such broker, so this move goes on
+    begin(0, first, other)
+    waited_for(lambda: brokers[0].record("t").states[0].replicas == (first, other))
+    waited_for(lambda: replica(brokers[other], topic).high_watermark == BATCHES)
+    assert brokers[0].record("t").replicas[0] == (first,)
+    waited_for(lambda: leader.broker.host.metadata.topics["t"].replicas_of(0) == (first, other))
+    flip(leader, topic, 1, 700)
+    scrub(leader)
+    assert contents(leader, topic) == before
 
 
 def test_the_only_replica_keeps_what_it_has_and_says_so(broker: RunningBroker) -> None:
