@@ -115,12 +115,14 @@ class Index:
         entry = bisect_left(self.offsets, offset, hi=len(self.offsets))
         return (self.positions[entry], self.offsets[entry]) if entry < len(self.offsets) else None
 
-    def cut(self, offset: int) -> None:
-        """Remove the entries at or after an offset, except the first entry."""
+    def up_to(self, offset: int) -> Index:
+        """A copy without the entries at or after an offset, except the first entry."""
         keep = max(bisect_left(self.offsets, offset), 1)
-        for entries in (self.offsets, self.positions, self.max_before_us):
-            del entries[keep:]
-        self.next_position = self.positions[-1] + self.interval_bytes
+        copy = Index(self.offsets[0], self.interval_bytes)
+        copy.offsets, copy.positions = self.offsets[:keep], self.positions[:keep]
+        copy.max_before_us = self.max_before_us[:keep]
+        copy.next_position = copy.positions[-1] + copy.interval_bytes
+        return copy
 
 
 def places(index: Index, damaged: Iterable[Damage], from_position: int = 0) -> set[tuple[int, int]]:

@@ -146,7 +146,6 @@ class Log:
         self._unsaved_rolls: list[_Roll] = []  # synced, but their indexes are not saved
         self._leader_epoch: int | None = None  # the epoch in which `append` stamps; None while not leading
         self._followed_epoch = NO_EPOCH  # the last one of `follow_epoch`
-        self._cuts = 0  # how often the log was truncated: a segment may be another one since
         self._high_watermark: int | None = None  # None: the end offset
         self._end_offset = self._flushed_offset = checkpoint.recovery_point
         self._flushed_position = self._active.size
@@ -1005,24 +1004,25 @@ class Log:
         if end_offset < checkpoint.recovery_point:
             checkpoint = checkpoint._replace(recovery_point=end_offset, recovery_position=position)
         self._snapshots.write_checkpoint(checkpoint)
-        self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments[:number]]
-        self._cuts += 1
-        for later in reversed(self._segments[number + 1 :]):
-            later.delete()
+        later, cut = self._segments[number + 1 :], segment.cut_copy(position, end_offset)
+        self._segments, self._active = [*self._segments[:number], cut], cut
+        self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments]
+        self._end_offset = end_offset
+        if self._high_watermark is not None:
+            self._high_watermark = min(self._high_watermark, end_offset)
+        if self._flushed_offset >= end_offset:
+            self._flushed_offset, self._flushed_position = end_offset, position
+        self._publish()  # before the files change: what is found in an old segment from now on is not the log's damage
+        for each in reversed(later):
+            each.delete()
             self._disk.sync_dir(self.directory)
-        segment.forget_saved_index()
+        cut.forget_saved_index()
         self._snapshots.drop_producers_after(end_offset)
         self._disk.sync_dir(self.directory)
         segment.close()
-        segment.open_for_append()
-        segment.truncate_to(position, end_offset)
-        self._segments = self._segments[: number + 1]
-        self._active = segment
-        self._end_offset = self._flushed_offset = end_offset
-        self._flushed_position = position
+        cut.cut(position)
+        self._flushed_offset, self._flushed_position = end_offset, position
         self._saved_offset = -1  # the index was forgotten, and the producers' state may be older
-        if self._high_watermark is not None:
-            self._high_watermark = min(self._high_watermark, end_offset)
         self._snapshots.producers_at = open_producers(
             self._disk, self.directory, self._segments, self._producers, self.label
         )
@@ -1091,6 +1091,8 @@ class Log:
             for read in check.run(from_offset, until_offset):
                 yield read
                 self._check_usable()
+                if segment not in self.reader.view.segments:
+                    return
         except FileNotFoundError:
             if segment in self.reader.view.segments:  # somebody removed it
                 self.reader.note_damage(segment, [Damage(segment.base_offset, limit_offset, 0, limit)])
@@ -1178,8 +1180,8 @@ class Log:
             number = self._number_of(old)
             if number is None:
                 return None
-            end_offset, cuts = self._segments[number + len(old)].base_offset, self._cuts
-        return Replacement(self._disk, self.directory, old, end_offset, cuts, self._errors)
+            end_offset = self._segments[number + len(old)].base_offset
+        return Replacement(self._disk, self.directory, old, end_offset, self._errors)
 
     def _number_of(self, old: Sequence[Segment]) -> int | None:
         """The number of the first of some segments, if they are closed segments of this log in a row. Lock held."""
@@ -1206,7 +1208,7 @@ class Log:
                 self._save_rolls()
                 with self._lock:
                     self._check_usable()
-                    if replacement.cuts != self._cuts or self._number_of(replacement.old) is None:
+                    if self._number_of(replacement.old) is None:
                         return False
                 try:
                     for segment in replacement.old:

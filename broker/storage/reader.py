@@ -306,6 +306,8 @@ class Reader:
         self._log_damage(segment, segment.add_damage(damaged))
 
     def _log_damage(self, segment: Segment, found: Iterable[Damage]) -> None:
+        if segment not in self.view.segments:
+            return  # its file was cut or removed meanwhile
         for damage in found:
             log.error(
                 "damage_found",

@@ -46,18 +46,16 @@ class Replacement:
         old: the segments to be replaced, in order, without a gap between them.
         segment: the new one, at the base offset of the first. Its file is open, under another name until `finish`.
         end_offset: of the last.
-        cuts: how often the log had been truncated when the replacement began.
 
     Raises:
         DiskFull, StorageFailed.
     """
 
     def __init__(
-        self, disk: Disk, folder: Path, old: Sequence[Segment], end_offset: int, cuts: int, errors: DiskErrors
+        self, disk: Disk, folder: Path, old: Sequence[Segment], end_offset: int, errors: DiskErrors
     ) -> None:
         self.old = tuple(old)
         self.end_offset = end_offset
-        self.cuts = cuts
         self._disk = disk
         self._folder = folder
         self._errors = errors

@@ -411,21 +411,20 @@ class Segment:
         self._disk.sync(self._file.fd)
         self.size = position
 
-    def truncate_to(self, position: int, offset: int) -> None:
-        """Cut the segment at the start of a batch, durably. The saved index must have been durably removed before."""
-        self.cut(position)
-        self.index.cut(offset)
-        self.damaged = tuple(damage for damage in self.damaged if damage.start_offset < offset)
-        kept_first_append_us = self.first_append_us
-        self.size, self.end_offset = self.index.positions[-1], self.index.offsets[-1]
-        self.max_timestamp_us = self.index.max_before_us[-1]
-        self.first_append_us = self.last_append_us = -1
-        self.leader_epoch = 0
-        damaged, self.damaged = self.damaged, ()
-        self.recover(position, offset, offset, places(self.index, damaged, position) | {(position, offset)})
-        self.damaged = united([*damaged, *self.damaged])
-        if self.last_append_us >= 0:
-            self.first_append_us = kept_first_append_us
+    def cut_copy(self, position: int, offset: int) -> Segment:
+        """The segment as it is once its file is cut at the start of a batch, which `cut` then does. It is another
+        object, open for appending: whoever reads the longer file has the old one. Raises OSError."""
+        copy = Segment(self._disk, self.path.parent, self.base_offset, self.index.interval_bytes, self.path.suffix)
+        damaged = tuple(damage for damage in self.damaged if damage.start_offset < offset)
+        copy.open_for_append()
+        copy.index = self.index.up_to(offset)
+        copy.size, copy.end_offset = copy.index.positions[-1], copy.index.offsets[-1]
+        copy.max_timestamp_us = copy.index.max_before_us[-1]
+        copy.recover(position, offset, offset, places(copy.index, damaged, position) | {(position, offset)})
+        copy.damaged = united([*damaged, *copy.damaged])
+        if copy.last_append_us >= 0:
+            copy.first_append_us = self.first_append_us
+        return copy
 
     # --- reading -------------------------------------------------------------------------------------------------
 

@@ -68,13 +68,14 @@ def test_entries_around_a_position() -> None:
     assert index.around(50_000) == ((9000, 190), None)
 
 
-def test_cut_forgets_entries_from_an_offset_on_and_keeps_the_spacing() -> None:
+def test_a_copy_up_to_an_offset_has_no_later_entries_and_keeps_the_spacing() -> None:
     index = make_index()
-    index.cut(130)
-    assert list(index.offsets) == [100, 110, 120]
-    assert index.next_position == 3000
-    index.cut(0)
-    assert list(index.offsets) == [100]
+    cut = index.up_to(130)
+    assert list(cut.offsets) == [100, 110, 120]
+    assert cut.next_position == 3000
+    assert list(index.up_to(0).offsets) == [100]
+    cut.add(130, 3000, 0)
+    assert list(index.offsets) == list(make_index().offsets)
 
 
 def test_saved_index_comes_back_whole() -> None:

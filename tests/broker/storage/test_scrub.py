@@ -59,6 +59,30 @@ def test_a_flip_of_any_byte_of_a_closed_segment_is_found(piece: int, monkeypatch
     assert read_all(log) == GOOD
 
 
+@pytest.mark.parametrize("goes_on", ["before", "after"])
+def test_a_check_of_a_segment_that_is_cut_meanwhile_finds_no_damage_in_what_is_appended_then(
+    goes_on: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It found the old records missing, in the object that the new ones were then appended to."""
+    monkeypatch.setattr(scrub, "PIECE_BYTES", 500)
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    segment = log.view.segments[1]
+    check = log.check(segment)
+    next(check)
+    end_offset = log.truncate_to(PER_SEGMENT + 3 * RECORDS)
+    if goes_on == "before":
+        list(check)
+    for number in range(4):
+        header, data = make_batch([b"x" * 77] * RECORDS)
+        stamp(data, end_offset + number * RECORDS, 1, 77)
+        log.append_stamped(memoryview(data), 1)
+    list(check)
+    assert segment not in log.view.segments and log.first_damage() is None
+    assert "damage_found" not in caplog.text
+    assert list(read_all(log)) == list(range(end_offset + 4 * RECORDS))
+
+
 def test_batches_in_each_others_place_are_found() -> None:
     """As after a write that the disk made elsewhere: the checksums match."""
     disk = MemoryDisk()
