@@ -102,12 +102,11 @@ class Decision:
 
     def has(self, topic_id: bytes, partition: int) -> bool:
         """Whether the batch has parts for a partition."""
-        return any(
-            first <= partition <= last
-            for topic in self.topics
-            if topic.topic_id == topic_id
-            for first, last in topic.partitions
-        )
+        return _among(self.topics, topic_id, partition)
+
+    def has_applied(self, topic_id: bytes, partition: int) -> bool:
+        """Whether the leader of a partition has reported that it has the open batch."""
+        return _among(self.applied, topic_id, partition)
 
     @property
     def is_open(self) -> bool:
@@ -115,14 +114,26 @@ class Decision:
         return self.batch_id != NO_BATCH and not self.done
 
 
+def _among(topics: Iterable[DecidedTopic], topic_id: bytes, partition: int) -> bool:
+    return any(
+        first <= partition <= last
+        for topic in topics
+        if topic.topic_id == topic_id
+        for first, last in topic.partitions
+    )
+
+
 def with_applied(decision: Decision, has: Callable[[bytes, int], bool]) -> Decision:
     """An open decision, with those partitions added to `applied` for which `has(topic_id, number)` is true. It is done
     when all of its partitions are applied."""
-    known = replace(decision, topics=decision.applied)
+
+    def is_applied(topic_id: bytes, number: int) -> bool:
+        return decision.has_applied(topic_id, number) or has(topic_id, number)
+
     applied = tuple(
         DecidedTopic(topic.topic_id, topic.topic, ranges(numbers))
         for topic in decision.topics
-        if (numbers := [n for n in topic.numbers() if known.has(topic.topic_id, n) or has(topic.topic_id, n)])
+        if (numbers := [number for number in topic.numbers() if is_applied(topic.topic_id, number)])
     )
     is_done = sum(len(topic.numbers()) for topic in applied) == sum(len(topic.numbers()) for topic in decision.topics)
     return replace(decision, done=True, applied=()) if is_done else replace(decision, applied=applied)

@@ -422,7 +422,8 @@ class TransactionCoordinator:
         self, decision: Decision, patience: Patience, lost: Callable[[Place, StagedPartLost], bool] | None = None
     ) -> Decision:
         """Apply a decided batch in all its partitions and mark it done; returns the decision after that. A partition of
-        a deleted topic counts as applied; `lost` returns whether one whose staged parts are lost counts too."""
+        a deleted topic counts as applied, and so does one whose leader has reported the batch; `lost` returns whether
+        one whose staged parts are lost counts too."""
 
         def request(places: Sequence[Place]) -> pb.ApplyRequest:
             return pb.ApplyRequest(
@@ -438,11 +439,14 @@ class TransactionCoordinator:
                 now = self._now(decision, patience)
                 if now.done or now.commit_uuid != decision.commit_uuid:  # only a done decision is ever replaced
                     return True  # applied everywhere, long ago: leaders have forgotten their parts of it
+                if now.has_applied(place.topic_id, place.partition):
+                    return True  # its leader now copied only what came after the batch
                 return lost is not None and lost(place, error)
             return isinstance(error, UnknownTopicId)
 
         places = places_of(decision)
-        self._leaders.ask("Apply", places, request, patience, settle)
+        waiting = [each for each in places if not decision.has_applied(each.topic_id, each.partition)]
+        self._leaders.ask("Apply", waiting, request, patience, settle)
         done = self._write_done(decision, patience)
         self._leaders.hint(
             "ForgetStaged",

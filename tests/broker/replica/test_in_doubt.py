@@ -25,13 +25,15 @@ SET = PreparedSet("tx", 1, batch_id=7, commit_uuid=UUID, version=3, parts=())
         (4, 7, UUID, True, 0, Resolution.DROP),
         (4, 7, ANOTHER, False, 0, Resolution.DROP),
         (4, 8, UUID, False, 0, Resolution.DROP),
+        (4, 7, UUID, False, 1, Resolution.DROP),  # it is reported to have the batch
     ],
 )
 def test_a_prepared_set_waits_is_applied_or_dropped_as_the_decision_says(
     version: int, batch_id: int, commit_uuid: bytes, done: bool, partition: int, expected: Resolution
 ) -> None:
     topics = (DecidedTopic(TOPIC, "flights", ((0, 2),)),)
-    decision = Decision("tx", version, batch_id, commit_uuid, done=done, topics=topics)
+    applied = (DecidedTopic(TOPIC, "flights", ((1, 1),)),)
+    decision = Decision("tx", version, batch_id, commit_uuid, done=done, topics=topics, applied=applied)
     assert resolution(decision, SET, TOPIC, partition) is expected
 
 
