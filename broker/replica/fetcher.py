@@ -38,8 +38,8 @@ _WAIT_MS = 500
 _MAX_BYTES = 8 << 20
 _MENDED_SECONDS = 0.5
 _NAMED_MAX = 5_000  # positions in one request: a frame's header is at most 1 MiB
-_SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch)
-"""One of the two sides has not heard of an election yet."""
+_SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch, OffsetOutOfRange)
+"""One of the two sides has not heard of an election yet, or the log of an old leader was cut."""
 Key = tuple[bytes, int]
 
 
@@ -205,8 +205,10 @@ class ReplicaFetcher:
                 continue
             try:
                 self._take_news(key, replica, news, data)
+            except _SOON as error:
+                self._failed(key, error, 0.1)
             except RetriableError as error:
-                self._failed(key, error, 0.1 if isinstance(error, _SOON) else 1.0)
+                self._failed(key, error, 1.0)
             except CorruptBatch as error:  # the leader repairs it from another replica
                 self._damaged.add(key)
                 self._failed(key, error, _MENDED_SECONDS)
@@ -220,12 +222,13 @@ class ReplicaFetcher:
         epoch = news.leader_epoch
         if news.HasField("error"):
             error = frames.error_from_wire(news.error)
-            if not isinstance(error, OffsetOutOfRange):
+            if not isinstance(error, OffsetOutOfRange) or not replica.begin_anew(error.facts["start_offset"], epoch):
                 raise error
-            replica.begin_anew(error.facts["start_offset"], replica.position().epoch)
         elif news.diverges:
             try:
-                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, epoch)
+                replica.truncate_as_follower(
+                    news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, epoch
+                )
             except ReplicaDiverged as error:
                 self.leave(key)
                 self._on_diverged(replica, error)

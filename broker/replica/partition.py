@@ -669,20 +669,25 @@ class Partition:
             if self.log.start_offset < start_offset <= self.log.end_offset:
                 self.log.delete_before(start_offset)
 
-    def truncate_as_follower(self, agreed_epoch: int, agreed_end_offset: int, epoch: int) -> None:
-        """Cut off what the leader does not have: see `fetched` (rule 1).
+    def truncate_as_follower(
+        self, agreed_epoch: int, agreed_end_offset: int, leader_start_offset: int, epoch: int
+    ) -> None:
+        """Cut off what the leader does not have: see `fetched` (rule 1). If nothing of this log is known to agree with
+        the leader's, begin anew where that begins.
 
         Raises:
             ReplicaDiverged: readers have seen what would be cut off, and the topic does not allow that.
         """
         with self._following(epoch):
             _, ended = self.log.epoch_end(agreed_epoch)
-            to = max(min(ended, agreed_end_offset), self.log.start_offset)
-            if to < self.log.high_watermark and not self.settings.unclean_leader_election_enable:
-                raise ReplicaDiverged(
-                    partition=self.label, offset=to, high_watermark=self.log.high_watermark, leader=self._leader_id
-                )
-            self._truncate_to(to)
+            agreed, start_offset = min(ended, agreed_end_offset), self.log.start_offset
+            seen = max(self.log.high_watermark, start_offset)
+            if agreed < seen and not self.settings.unclean_leader_election_enable:
+                raise ReplicaDiverged(partition=self.label, offset=agreed, high_watermark=seen, leader=self._leader_id)
+            if agreed <= start_offset and agreed < seen:
+                self._begin_anew(leader_start_offset)
+            else:
+                self._truncate_to(agreed)
 
     def cut_damage(self) -> None:
         """Cut off the first damaged range and all after it, because a fetch from the log's end says that everything
@@ -696,12 +701,18 @@ class Partition:
                 self._readable_limit = self.log.high_watermark
         log.warning("damaged_end_cut", partition=self.label, end_offset=end_offset)
 
-    def begin_anew(self, offset: int, epoch: int) -> None:
-        """Drop the log, because the leader's begins after its end."""
+    def begin_anew(self, leader_start_offset: int, epoch: int) -> bool:
+        """Drop the log if the leader's begins after its end; returns whether it does."""
         with self._following(epoch):
-            self.log.reset_to(offset)
-            self._applier.truncated(offset)
-            self.log.high_watermark = self._readable_limit = offset
+            begins_later = leader_start_offset > self.log.end_offset
+            if begins_later:
+                self._begin_anew(leader_start_offset)
+            return begins_later
+
+    def _begin_anew(self, offset: int) -> None:
+        self.log.reset_to(offset)
+        self._cut_to(offset)
+        self.log.high_watermark = self._readable_limit = offset
 
     def copy_staged(self, number: int, position: int, data: memoryview, epoch: int) -> None:
         """Write bytes of a file of what is staged at the leader. Raises as `Staging.copy`, FencedLeaderEpoch."""
@@ -734,11 +745,15 @@ class Partition:
     def _truncate_to(self, offset: int) -> int:
         """Cut off every batch with an offset at or after the given one; see Log.truncate_to."""
         end_offset = self.log.truncate_to(offset)
+        self._cut_to(end_offset)
+        return end_offset
+
+    def _cut_to(self, end_offset: int) -> None:
+        """Forget what is known of records at or after the offset to which the log was cut."""
         self._applier.truncated(end_offset)
         with self._applier.no_changes():
             rule = self._flush_rule
             self._flush_rule = rule._replace(shown_offset=min(rule.shown_offset, end_offset))
-        return end_offset
 
     # --- staged writes -------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class ReplicaSession:
         self._broker_id = -1
         self._positions: dict[_Key, _Position] = {}
         self._throttled: set[_Key] = set()  # whose copies were held to a rate when they were looked at last
-        self._failed: dict[_Key, KafkalogError] = {}  # of the last request
+        self._failed: dict[_Key, tuple[int, KafkalogError]] = {}  # of the last request, with the leader epochs in it
         self._dirty: dict[_Key, None] = {}  # in order; others add to it
         self._unsettled: dict[_Key, None] = {}  # whose followers may not know the high watermark
         self._answered_at = deque([-math.inf] * IN_FLIGHT_MAX, IN_FLIGHT_MAX)  # the last answers
@@ -118,7 +118,7 @@ class ReplicaSession:
                 if named.is_damaged:
                     replica.met_damage(named.end_offset)
             except KafkalogError as error:
-                self._failed[key] = error
+                self._failed[key] = named.leader_epoch, error
 
     def _mark(self, key: _Key) -> None:
         """There are news of a partition; called by any thread."""
@@ -160,9 +160,13 @@ class ReplicaSession:
 
     def _add_failures(self, answer: Answer[pb.ReplicaFetchReply]) -> None:
         failed, self._failed = self._failed, {}
-        for key, error in failed.items():
-            news = answer.reply.partitions.add(topic_id=key[0], partition=key[1])
-            news.error.CopyFrom(error_to_wire(error))
+        for key, (epoch, error) in failed.items():
+            self._add_failure(key, epoch, error, answer)
+
+    @staticmethod
+    def _add_failure(key: _Key, epoch: int, error: KafkalogError, answer: Answer[pb.ReplicaFetchReply]) -> None:
+        news = answer.reply.partitions.add(topic_id=key[0], partition=key[1], leader_epoch=epoch)
+        news.error.CopyFrom(error_to_wire(error))
 
     def _look(self, key: _Key, left: int, answer: Answer[pb.ReplicaFetchReply]) -> int:
         """Add what is new of a partition; returns its bytes."""
@@ -209,8 +213,7 @@ class ReplicaSession:
             return length
         except KafkalogError as error:
             self._forget(key)
-            news = answer.reply.partitions.add(topic_id=key[0], partition=key[1])
-            news.error.CopyFrom(error_to_wire(error))
+            self._add_failure(key, position.epoch, error, answer)
             return 0
 
     def _piece_max(self, key: _Key, rate: int, left: int) -> int:

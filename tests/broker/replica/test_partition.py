@@ -14,7 +14,7 @@ from broker.replica.partition import Partition
 from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
-from kafkalog.errors import NotLeader, StorageFailed
+from kafkalog.errors import FencedLeaderEpoch, NotLeader, ReplicaDiverged, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.zk.registry import PartitionState
@@ -204,6 +204,47 @@ def test_a_follower_that_comes_to_lead_while_it_flushes_does_not_wait_for_itself
 
     monkeypatch.setattr(partition.log, "flush_to", flush_to)
     assert partition.position().leader_id == 0
+
+
+# --- a follower that is not as its leader
+
+
+def deposed(directory: LogDirectory, start_offset: int, *, is_unclean: bool) -> Partition:
+    """A replica with ten records of epoch 3, of which those before an offset were deleted. It follows in epoch 4."""
+    settings = TopicSettings.parse({"unclean.leader.election.enable": str(is_unclean).lower()})
+    partition = open_partition(directory, settings, leader_epoch=3)
+    for _ in range(10):
+        partition.append_as_leader([checked(a_batch())])
+    partition.delete_before(start_offset)
+    partition.follow(1, 4)
+    return partition
+
+
+def test_a_follower_that_agrees_with_its_leader_only_before_its_own_start_begins_anew(directory: LogDirectory) -> None:
+    """It emptied its log at its own start, and asked again from there without end: the leader's log ended before."""
+    partition = deposed(directory, 10, is_unclean=True)
+    partition.truncate_as_follower(2, 7, 5, 4)
+    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (5, 5, 5)
+
+
+def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_topic_allows_it(
+    directory: LogDirectory,
+) -> None:
+    partition = deposed(directory, 10, is_unclean=False)
+    with pytest.raises(ReplicaDiverged):
+        partition.truncate_as_follower(2, 7, 5, 4)
+    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (10, 10, 10)
+
+
+def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(directory: LogDirectory) -> None:
+    partition = deposed(directory, 2, is_unclean=True)
+    for start_offset in (0, 5, 10):
+        assert not partition.begin_anew(start_offset, 4)
+        assert (partition.start_offset, partition.end_offset) == (2, 10)
+    with pytest.raises(FencedLeaderEpoch):
+        partition.begin_anew(20, 3)
+    assert partition.begin_anew(20, 4)
+    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (20, 20, 20)
 
 
 # --- from one copy to several, and back

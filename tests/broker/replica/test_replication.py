@@ -14,6 +14,8 @@ from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
 from broker.replica.registration import Registration
 from broker.storage.disk import Disk
+from broker.storage.log import Log
+from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire.frames import error_from_wire
@@ -307,3 +309,31 @@ def test_the_last_replica_stays_though_something_of_what_is_staged_is_damaged(
     path.write_bytes(b"!" + path.read_bytes()[1:])
     brokers[last] = start_broker(last, replica_lag_time_max_ms=500)
     assert leader_of(brokers, topic) is brokers[last]
+
+
+def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old leader cuts its log while it reads for a follower: that its log does not reach the offset is no reason to
+    begin anew."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    partition, refused = replica(leader, topic), []
+    real = partition.read_as_replica
+
+    def read(offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
+        if offset >= 10 and len(refused) < 2:
+            refused.append(offset)
+            raise errors.OffsetOutOfRange(offset=offset, partition="t-0", start_offset=0, end_offset=5)
+        return real(offset, max_bytes, hint)
+
+    monkeypatch.setattr(partition, "read_as_replica", read)
+    emptied: list[int] = []
+    monkeypatch.setattr(Log, "reset_to", lambda self, offset: emptied.append(offset))
+    with leader.client() as client:
+        for number in range(20):
+            assert not client.append(topic, a_batch([b"%d" % number]), acks=1).HasField("error")
+    waited_for(lambda: len(refused) == 2)
+    waited_for(lambda: all(replica(each, topic).high_watermark == 20 for each in brokers.values()))
+    assert not emptied
