@@ -82,6 +82,7 @@ class ReplicaFetcher:
         self._reasons: dict[Key, str] = {}  # of failures, each logged once
         self._hints: dict[Key, Hint] = {}
         self._damaged: set[Key] = set()  # what the leader sent last fails its checks
+        self._not_whole: set[Key] = set()  # whose own damage the leader knows
 
     # --- what is followed --------------------------------------------------------------------------------------------
 
@@ -155,6 +156,10 @@ class ReplicaFetcher:
         with self._lock:
             left = [pb.ReplicaPosition(topic_id=key[0], partition=key[1], leaves=True) for key in self._left]
             self._left.clear()
+            for key in [key for key in self._not_whole if key not in self._replicas or self._replicas[key].is_whole]:
+                self._not_whole.discard(key)
+                if key in self._replicas:  # repaired: it may join now
+                    self._due[key] = 0.0
             keys = [key for key, at in self._due.items() if at <= now][:_NAMED_MAX]
             due = {key: self._replicas[key] for key in keys}
             for key in keys:
@@ -179,8 +184,11 @@ class ReplicaFetcher:
             last_epoch=at.last_epoch,
             staged=[pb.StagedFile(**each._asdict()) for each in at.staged],
             is_damaged=key in self._damaged,
+            has_damage=not at.is_whole,
         )
         self._damaged.discard(key)
+        if not at.is_whole:
+            self._not_whole.add(key)
         hint = self._hints.pop(key, None)
         if hint is not None:
             position.hint.segment_base_offset, position.hint.position = hint

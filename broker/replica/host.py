@@ -461,8 +461,8 @@ class Host:
         if state.leader == self.broker_id:
             partition.lead(state, topic.replicas[number])
             return
-        if state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
-            partition.cut_damage()  # the leader has what is cut; without a leader, what is left may be needed
+        if self._may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
+            partition.cut_unsynced_damage()  # the leader has what is cut; without one, what is left may be needed
         partition.follow(state.leader, state.leader_epoch)
 
     def _diverged(self, partition: Partition, error: KafkalogError) -> None:
@@ -598,7 +598,7 @@ class Host:
         opened_partition.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
         if self._directory.may_have_lost and len(topic.replicas_of(number)) > 1 and settings.flush_messages == 1:
-            opened_partition.cut_damage()  # it was not synced, so it was not acknowledged
+            opened_partition.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 
     def close_deleted(self) -> None:

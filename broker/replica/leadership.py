@@ -41,6 +41,7 @@ class Follower:
     Attributes:
         directory: the id of its data directory.
         end_offset: it has every record before it.
+        is_whole: none of them is known to be damaged there.
         staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
         leader_end: the end of the leader's log when it said so.
         said_at: when it said so.
@@ -50,6 +51,7 @@ class Follower:
     directory: str
     pulse: Pulse
     end_offset: int
+    is_whole: bool
     staged_end: int
     leader_end: int
     said_at: float
@@ -148,6 +150,7 @@ class Leadership:
         directory: str,
         pulse: Pulse,
         end_offset: int,
+        is_whole: bool,
         staged_end: int,
         leader_end: int,
         leader_staged: int,
@@ -157,6 +160,7 @@ class Leadership:
         Args:
             pulse: of the follower's connection.
             end_offset: of the follower's log: what it has, durably if the topic asks for that.
+            is_whole: nothing of its log is known to be damaged.
             staged_end: up to where it has what is staged; -1: it lacks something from before this epoch.
             leader_end, leader_staged: the same of the leader's.
         """
@@ -169,7 +173,7 @@ class Leadership:
         elif before is not None and end_offset >= before.leader_end:  # all that there was when it fetched before
             caught_up_at = max(caught_up_at, before.said_at)
         self._followers[broker_id] = Follower(
-            directory, pulse, end_offset, staged_end, leader_end, pulse.at, caught_up_at
+            directory, pulse, end_offset, is_whole, staged_end, leader_end, pulse.at, caught_up_at
         )
         return broker_id not in self.joining and self._may_join(broker_id, leader_end, leader_staged)
 
@@ -180,10 +184,11 @@ class Leadership:
             follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration)
 
     def _may_join(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
-        """Rule 2. While the set is too small, a replica needs all that the leader has."""
-        if broker_id in self.state.isr:
-            return False
+        """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it
+        does not have."""
         follower, needs_all = self._followers[broker_id], self.is_below_min
+        if broker_id in self.state.isr or not follower.is_whole:
+            return False
         return follower.end_offset >= max(
             self.watermark, self.start_offset, leader_end if needs_all else 0
         ) and follower.staged_end >= max(self.staged_watermark, self.staged_start, leader_staged if needs_all else 0)

@@ -96,6 +96,7 @@ class Position(NamedTuple):
 
     Attributes:
         last_epoch: in which its log ends; -1: it has no records.
+        is_whole: nothing before the end is known to be damaged.
         staged: its copies of what is staged.
     """
 
@@ -103,6 +104,7 @@ class Position(NamedTuple):
     epoch: int
     end_offset: int
     last_epoch: int
+    is_whole: bool
     staged: list[StagedCopy]
 
 
@@ -477,6 +479,7 @@ class Partition:
         epoch: int,
         end_offset: int,
         last_epoch: int,
+        is_whole: bool,
         staged: Sequence[StagedCopy],
     ) -> tuple[int, int] | None:
         """A follower asks for what comes after the end of its log.
@@ -484,11 +487,12 @@ class Partition:
         Args:
             epoch: of the leader, as the follower believes.
             end_offset, last_epoch: where the follower's log ends, and the epoch in which it does.
+            is_whole: nothing of its log is known to be damaged.
             staged: what it has of what is staged.
 
         Returns:
-            None if its log agrees with this one up to there; then it has everything before its end. Else the last
-            epoch of this log that may agree, and where it ended here.
+            None if its log agrees with this one up to there; then it has everything before its end, except what is
+            damaged. Else the last epoch of this log that may agree, and where it ended here.
 
         Raises:
             NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: one of the two does not know the newest epoch.
@@ -516,6 +520,7 @@ class Partition:
                 directory,
                 pulse,
                 end_offset,
+                is_whole,
                 staged_end,
                 view.end_offset,
                 self._staging.staged_end,
@@ -633,7 +638,10 @@ class Partition:
 
     def position(self) -> Position:
         """What this follower has. It is durable as far as acks promise that: the log with flush.messages=1, and
-        prepared sets."""
+        prepared sets. Damage is met with this: until it is repaired, the replica does not join the in-sync set."""
+        damage = self.log.first_damage()
+        if damage is not None:
+            self._reader.on_damage(damage)
         while True:
             with self._position_lock, self._hosted():
                 # Without the role's lock, because a flush moves the watermark of a replica that has come to lead.
@@ -645,8 +653,18 @@ class Partition:
                     if needs_flush and self._leadership is None and self.log.flushed_offset < self.log.end_offset:
                         continue  # another leader's link has appended
                     return Position(
-                        self._leader_id, self._epoch, self.log.end_offset, self.log.last_epoch, self._staging.copies()
+                        self._leader_id,
+                        self._epoch,
+                        self.log.end_offset,
+                        self.log.last_epoch,
+                        damage is None,
+                        self._staging.copies(),
                     )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the log is known to be damaged."""
+        return self.log.first_damage() is None
 
     def append_as_follower(self, data: memoryview, epoch: int) -> int:
         """Append the leader's bytes; a last batch that is cut is left out. Returns the new end offset.
@@ -689,11 +707,12 @@ class Partition:
             else:
                 self._truncate_to(agreed)
 
-    def cut_damage(self) -> None:
-        """Cut off the first damaged range and all after it, because a fetch from the log's end says that everything
-        before it is here. For a replica that others do not count on. A leader's log stays."""
+    def cut_unsynced_damage(self) -> None:
+        """Cut off the first damaged range that a loss of power may have left, and all after it. For a replica that
+        others do not count on there. What was acknowledged, or surely synced, stays: others may have lost it too, and
+        a repair makes it good. A leader's log stays."""
         with self._role_lock, self._hosted():
-            damage = self.log.first_damage
+            damage = self.log.first_damage(max(self.log.high_watermark, self.log.synced_before))
             if damage is None or self._leadership is not None:
                 return
             end_offset = self._truncate_to(damage)

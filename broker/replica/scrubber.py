@@ -94,6 +94,7 @@ class Scrubber:
 
     def start(self) -> None:
         self._host.on_damage = self.met_damage
+        self._ask_for_known()  # first, because a replica with damage does not join
         self._thread.start()
 
     def stop(self) -> None:
@@ -200,10 +201,7 @@ class Scrubber:
         self._round.extend(random.sample(list(hosted), len(hosted)))
         with self._changed:
             self._left = {key: left for key, left in self._left.items() if key in hosted}
-        for key, partition in hosted.items():
-            if any(True for _ in known_damage(partition)):
-                with self._changed:
-                    self._ask(key)
+        self._ask_for_known()
         yield 0
         try:
             self._directory.check_files()
@@ -228,6 +226,13 @@ class Scrubber:
         except KafkalogError as error:
             if partition.is_open:
                 log.info("scrub_interrupted", partition=partition.label, reason=str(error))
+
+    def _ask_for_known(self) -> None:
+        """Ask for the repair of all damage that is known."""
+        for key, partition in self._host.hosted.items():
+            if not partition.is_whole:
+                with self._changed:
+                    self._ask(key)
 
     # --- repairing ---------------------------------------------------------------------------------------------------
 

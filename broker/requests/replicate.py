@@ -112,6 +112,7 @@ class ReplicaSession:
                     named.leader_epoch,
                     named.end_offset,
                     named.last_epoch,
+                    not named.has_damage,
                     position.staged,
                 )
                 self._dirty[key] = self._unsettled[key] = None

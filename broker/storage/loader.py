@@ -59,6 +59,7 @@ class Opened(NamedTuple):
         segments: the log's segments.
         checkpoint: the current checkpoint.
         saved_offset: the saved index and the saved state of the producers describe the log up to this offset.
+        synced_before: every record before this offset was synced before the last stop, as far as is known.
         epochs: the leader epochs between the log's start and end.
     """
 
@@ -66,6 +67,7 @@ class Opened(NamedTuple):
     segments: list[Segment]
     checkpoint: Checkpoint
     saved_offset: int
+    synced_before: int
     epochs: LeaderEpochs
 
 
@@ -107,6 +109,7 @@ def open_folder(
     deleted, segments = _without_deleted(segments, min(checkpoint.start_offset, saved_producers))
     segments, unsynced = _proven(disk, folder, segments)
     indexed_offset = checkpoint.synced_offset
+    synced_before = max(checkpoint.synced_offset, segments[-1].base_offset if segments else 0)
     fresh = not segments
     try:
         for segment, after in itertools.pairwise(segments):
@@ -130,7 +133,7 @@ def open_folder(
         for segment in [*segments, *unsynced]:
             segment.close()
         raise
-    return Opened(deleted, segments, found, min(indexed_offset, producers_at), epochs)
+    return Opened(deleted, segments, found, min(indexed_offset, producers_at), synced_before, epochs)
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:

@@ -137,7 +137,7 @@ class Log:
             )
         except OSError as error:
             self._errors.refuse_to_open(error, "opening the log")
-        deleted, self._segments, checkpoint, self._saved_offset, self._epochs = opened
+        deleted, self._segments, checkpoint, self._saved_offset, self._synced_before, self._epochs = opened
         self._deleted = deque(deleted)  # segments still to be unlinked, oldest first; under _save_lock
         segments = self._segments
         self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
@@ -209,12 +209,18 @@ class Log:
         with self._lock:
             self._high_watermark = None if offset is None else min(offset, self._end_offset)
 
-    @property
-    def first_damage(self) -> int | None:
-        """The first offset that is known to be damaged on disk; None: none is."""
+    def first_damage(self, from_offset: int = 0) -> int | None:
+        """Where the first range begins that is known to be damaged on disk, of those that begin at or after an offset;
+        None: none does."""
         view = self.reader.view
         damaged = [each for segment in view.segments for each in segment.damaged if each.end_offset > view.start_offset]
-        return min((max(each.start_offset, view.start_offset) for each in damaged), default=None)
+        starts = [max(each.start_offset, view.start_offset) for each in damaged]
+        return min((start for start in starts if start >= from_offset), default=None)
+
+    @property
+    def synced_before(self) -> int:
+        """Every record before this offset was surely synced when the log was opened."""
+        return self._synced_before
 
     @property
     def has_high_watermark(self) -> bool:

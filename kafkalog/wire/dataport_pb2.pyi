@@ -195,7 +195,7 @@ class ReplicaFetchRequest(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., registration: _Optional[int] = ..., directory: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[ReplicaPosition, _Mapping]]] = ...) -> None: ...
 
 class ReplicaPosition(_message.Message):
-    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged", "is_damaged")
+    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged", "is_damaged", "has_damage")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class ReplicaPosition(_message.Message):
     HINT_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    HAS_DAMAGE_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     leaves: bool
@@ -214,7 +215,8 @@ class ReplicaPosition(_message.Message):
     hint: PositionHint
     staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
     is_damaged: bool
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_damaged: _Optional[bool] = ...) -> None: ...
+    has_damage: bool
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_damaged: _Optional[bool] = ..., has_damage: _Optional[bool] = ...) -> None: ...
 
 class StagedFile(_message.Message):
     __slots__ = ("number", "salt", "size")

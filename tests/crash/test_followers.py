@@ -169,24 +169,33 @@ def test_kill_of_a_follower_at_every_step_of_a_reset_that_a_start_finishes() -> 
         check(image.after_power_cut(random.Random(0), 0.5), begun, power_cut=True)
 
 
-def test_a_follower_cuts_its_log_at_the_first_damage_and_a_leader_keeps_what_is_good() -> None:
+@pytest.mark.parametrize("kept", ["high watermark", "checkpoint", ""])
+def test_a_follower_cuts_its_log_at_damage_that_a_loss_of_power_left_and_a_leader_keeps_what_is_good(kept: str) -> None:
     disk = MemoryDisk()
     log = open_log(open_directory(disk))
-    fill(log, 30, 0)
+    fill(log, 8, 0)
+    if kept == "checkpoint":
+        log.checkpoint()
+    fill(log, 8, 0)
     damaged = disk.after_kill()
     damaged.bytes_of(log.directory / "00000000000000000000.log")[700] ^= 4
     directory = open_directory(damaged)
     opened = directory.open_log(TOPIC_ID, 0, "t-0", topic(), None)
     replica = Partition("t", TOPIC_ID, 0, opened, directory, topic(), 1, SYSTEM_CLOCK)
-    damage = opened.first_damage
+    list(opened.check(opened.view.segments[0]))
+    damage = opened.first_damage()
     assert damage is not None and 0 < damage < opened.end_offset == log.end_offset
     replica.lead(PartitionState(1, 5, (1,)), [0, 1])
-    replica.cut_damage()
+    replica.cut_unsynced_damage()
     assert opened.end_offset == log.end_offset
+    opened.high_watermark = damage + 1 if kept == "high watermark" else 0
     replica.follow(0, 6)
-    replica.cut_damage()
-    assert opened.end_offset == replica.high_watermark == damage and opened.first_damage is None
-    assert read_all(opened) == {offset: value for offset, value in read_all(log).items() if offset < damage}
+    replica.cut_unsynced_damage()
+    if kept:
+        assert opened.end_offset == log.end_offset and not replica.is_whole and not replica.position().is_whole
+    else:
+        assert opened.end_offset == damage and replica.is_whole and replica.position().is_whole
+        assert read_all(opened) == {offset: value for offset, value in read_all(log).items() if offset < damage}
 
 
 def test_failed_step_of_a_follower_costs_nothing_flushed() -> None:

@@ -20,7 +20,9 @@ from broker.replica.host import Host
 from broker.replica.insync import InSyncSets
 from broker.replica.jobs import StagedJobs
 from broker.replica.metadata import Metadata
+from broker.replica.partition import Partition
 from broker.replica.registration import Registration
+from broker.replica.repair import repair
 from broker.replica.undone import Undone
 from broker.replica.watcher import Watcher
 from broker.requests import append as appends
@@ -46,6 +48,7 @@ _PATH = Path("/data")
 _SILENCE_SECONDS = 10.0
 _HANDOVER_SECONDS = 3.0
 _TURN_SECONDS = 3.0
+_REPAIR_SECONDS = 1.0
 
 
 class Drive(MemoryDisk):
@@ -110,6 +113,7 @@ class Machine:
         self.is_serving = False
         self.is_wanted = True
         self.may_have_lost = False
+        self._in_repair: set[Partition] = set()
         self.slow_until = 0.0
         self._stop: Callable[[], object] = lambda: None
 
@@ -197,6 +201,7 @@ class Machine:
         undone = Undone(clock)
         host = Host(self.number, directory, metadata, settings, undone, clock)
         host.raise_epoch = registration.raise_epoch
+        host.on_damage = self._met_damage
         host.links.new_link = lambda fetcher: SimulatedLink(self, fetcher, metadata)
         watcher = Watcher(metadata, host, registration, undone, clock)
         directory.on_lost = watcher.log_removed
@@ -228,6 +233,24 @@ class Machine:
             directory.close()
 
         self._stop = stop
+
+    def _met_damage(self, partition: Partition, offset: int) -> None:
+        """As `broker/replica/scrubber.py:Scrubber.met_damage`."""
+        process = self.process
+        if process is not None and partition not in self._in_repair:
+            self._in_repair.add(partition)
+            self.world.scheduler.spawn(process, f"repair-{partition.label}", lambda: self._repair(partition))
+
+    def _repair(self, partition: Partition) -> None:
+        others = [_Replica(each, partition) for each in self.world.machines if each is not self]
+        while partition.is_open and not partition.is_whole:
+            self.world.scheduler.sleep(_REPAIR_SECONDS)
+            with suppress(KafkalogError):
+                partition.log.roll_if_damaged()
+                for segment in partition.log.view.segments[:-1]:
+                    if segment.damaged:
+                        repair(partition.log, segment, others, lambda: not partition.is_open)
+        self._in_repair.discard(partition)
 
     # --- what it serves ----------------------------------------------------------------------------------------------
 
@@ -319,6 +342,23 @@ class Machine:
                     connection.has_requests.wait(pending[0][1] - clock.monotonic() if pending else None)
         finally:
             session.close()
+
+
+class _Replica:
+    """A replica on another machine, for repairs."""
+
+    def __init__(self, machine: Machine, partition: Partition) -> None:
+        self.name = machine.name
+        self._machine = machine
+        self._partition = partition
+
+    def read(self, offset: int, max_bytes: int) -> memoryview:
+        host, partition = self._machine.host, self._partition
+        if host is None:
+            raise BrokerUnreachable(address=self.name, reason="it is down")
+        replica = host.replica_of(partition.topic_id, partition.number)
+        with replica.read_for_repair(offset, max_bytes, None) as piece:
+            return memoryview(piece.read())
 
 
 class SimulatedLink:

@@ -20,8 +20,10 @@ def leading(*isr: int, min_insync: int = 2, end: int = 10, watermark: int = 8) -
     return Leadership(0, state(*isr), ALL, min_insync, end, 0, watermark, now=100.0)
 
 
-def fetched(leadership: Leadership, broker: int, end: int, leader_end: int, *, now: float = 101.0) -> bool:
-    return leadership.fetched(broker, DIRECTORIES[broker], Pulse(now, 1), end, 0, leader_end, 0)
+def fetched(
+    leadership: Leadership, broker: int, end: int, leader_end: int, *, now: float = 101.0, is_whole: bool = True
+) -> bool:
+    return leadership.fetched(broker, DIRECTORIES[broker], Pulse(now, 1), end, is_whole, 0, leader_end, 0)
 
 
 def joining(leadership: Leadership, leader_end: int, now: float = 101.0) -> list[Joining]:
@@ -78,12 +80,23 @@ def test_a_replica_joins_with_all_from_before_the_epoch_and_below_min_with_all()
     assert not fetched(below, 2, 13, 14)
     assert fetched(below, 2, 14, 14)
     assert not fetched(below, 0, 14, 14)  # itself
-    assert not below.fetched(7, "d", Pulse(101.0, 1), 14, 0, 14, 0)  # no replica of it
+    assert not below.fetched(7, "d", Pulse(101.0, 1), 14, True, 0, 14, 0)  # no replica of it
+
+
+def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
+    leadership = leading(0, 1)
+    fetched(leadership, 1, 10, 10, is_whole=False)
+    assert leadership.advance(10, 0)
+    assert leaving(leadership, 102.0, 10) == []
+    assert not fetched(leadership, 2, 10, 10, is_whole=False)
+    assert joining(leadership, 10) == []
+    assert fetched(leadership, 2, 10, 10)
+    assert joining(leadership, 10) == [Joining(2, 1, "c")]
 
 
 def test_a_follower_that_lags_or_never_fetched_leaves_and_an_idle_one_stays() -> None:
     leadership, idle = leading(0, 1, 2), Pulse(101.0, 1)
-    leadership.fetched(1, "b", idle, 10, 0, 10, 0)
+    leadership.fetched(1, "b", idle, 10, True, 0, 10, 0)
     fetched(leadership, 2, 4, 10)
     assert leaving(leadership, 109.0, 10) == []
     idle.at = 109.5
@@ -111,9 +124,9 @@ def test_a_dead_follower_or_one_that_is_silent_does_not_join() -> None:
 
 def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
     leadership = Leadership(0, state(0, 1), ALL, 2, 10, 100, 10, now=100.0)
-    assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, -1, 10, 100)
-    assert leadership.fetched(2, "c", Pulse(101.0, 1), 10, 100, 10, 100)
-    leadership.fetched(1, "b", Pulse(101.0, 1), 10, 300, 10, 300)
+    assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, -1, 10, 100)
+    assert leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, 100, 10, 100)
+    leadership.fetched(1, "b", Pulse(101.0, 1), 10, True, 300, 10, 300)
     assert leadership.advance(10, 300)
     assert leadership.staged_watermark == 300
     assert leadership.changes(101.0, 10.0, 10, 300, LIVE)[0] == []
@@ -130,7 +143,7 @@ def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
 def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() -> None:
     leadership, pulses = leading(0, 1, 2), {number: Pulse(101.0, 1) for number in (1, 2)}
     for number, pulse in pulses.items():
-        leadership.fetched(number, DIRECTORIES[number], pulse, 10, 0, 10, 0)
+        leadership.fetched(number, DIRECTORIES[number], pulse, 10, True, 0, 10, 0)
     assert not leadership.is_followed(0.0)  # a request that was sent may have waited for any time
     pulses[1].proven_at = 100.0
     assert not leadership.is_followed(90.0)
@@ -145,7 +158,7 @@ def test_no_election_is_ruled_out_while_replicas_are_eligible_and_none_is_to_be_
     assert leading(0).is_followed(100.0)
     eligible = leading(0, 1)
     pulse = Pulse(101.0, 1)
-    eligible.fetched(1, "b", pulse, 10, 0, 10, 0)
+    eligible.fetched(1, "b", pulse, 10, True, 0, 10, 0)
     pulse.proven_at = 100.0
     assert eligible.is_followed(90.0)
     eligible.adopt(PartitionState(0, 5, (0, 1), (2,), DIRECTORIES, 2))

@@ -337,3 +337,32 @@ def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
     waited_for(lambda: len(refused) == 2)
     waited_for(lambda: all(replica(each, topic).high_watermark == 20 for each in brokers.values()))
     assert not emptied
+
+
+def test_a_replica_with_a_flush_before_each_ack_keeps_what_was_synced_after_a_loss_of_power(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bit rot of records that were acknowledged long ago was taken for writes that were lost."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        for number in range(20):
+            assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    waited_for(lambda: replica(brokers[lost], topic).high_watermark == 20)
+    brokers[lost].broker.host._directory.save_high_watermarks()
+    log = replica(brokers[lost], topic).log
+    before = values(replica(leader, topic))
+    brokers.pop(lost).stop(clean=False)
+    [path] = log.directory.glob("*.log")
+    with path.open("r+b") as file:
+        file.seek(len(before) // 2)
+        file.write(b"!!!")
+    monkeypatch.setattr(Disk, "boot_id", lambda self: "another boot")
+    brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+    partition = replica(brokers[lost], topic)
+    assert partition.end_offset == 20 and "damaged_end_cut" not in caplog.text
+    waited_for(lambda: partition.is_whole)
+    waited_for(lambda: "damage_repaired" in caplog.text)
+    assert path.read_bytes() == before

@@ -166,6 +166,40 @@ def test_damage_at_different_places_is_repaired_on_both_and_at_the_same_place_st
     assert found == [each for each in range(BATCHES) if not start <= each < end]
 
 
+def test_a_replica_with_damage_joins_once_it_is_repaired_and_keeps_what_is_good_until_then(
+    start_broker: StartBroker,
+) -> None:
+    """Its log was cut at the damage at its start, and the leader, with the same damage, could not give it the rest."""
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=1000) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1, segment_bytes=4096)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    fill(leader, topic)
+    number = next(number for number, each in brokers.items() if each is not leader)
+    waited_for(lambda: all(replica(each, topic).high_watermark == BATCHES for each in brokers.values()))
+    before = contents(leader, topic)
+    for each in brokers.values():
+        flip(each, topic, 1, 700)
+    log = replica(brokers[number], topic).log
+    list(log.check(log.view.segments[1]))
+    log.check_index(log.view.segments[1])
+    brokers.pop(number).stop()
+    waited_for(in_sync(brokers, topic, 0, 1 - number))
+    brokers[number] = start_broker(number, replica_lag_time_max_ms=1000)
+    waited_for(lambda: any(reason for _, _, reason in known(brokers[number])))
+    waited_for(lambda: replica(leader, topic).lacking_bytes(number) == 0)
+    fill(leader, topic, 1)
+    waited_for(lambda: replica(brokers[number], topic).high_watermark == BATCHES + 1)
+    assert leader.record("t").states[0].isr == (1 - number,)
+    assert replica(brokers[number], topic).start_offset == 0
+    flip(leader, topic, 1, 700)
+    replica(leader, topic).log.view.segments[1].damaged = ()
+    request = bpb.RepairPartitionRequest(topic_id=topic, partition=0, max_wait_ms=10_000)
+    assert not brokers[number].stub.RepairPartition(request, timeout=30).damaged
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    assert b"".join(contents(brokers[number], topic)).startswith(b"".join(before))
+
+
 def test_a_partition_that_was_moved_is_repaired_from_where_it_is(brokers: Brokers) -> None:
     """The topic's znode names the old replicas until no partition of the topic is being moved."""
     topic = new_topic(brokers[0], partitions=2, replicas=1, segment_bytes=4096)
