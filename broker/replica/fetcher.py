@@ -234,9 +234,7 @@ class ReplicaFetcher:
                 raise error
         elif news.diverges:
             try:
-                replica.truncate_as_follower(
-                    news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, epoch
-                )
+                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, epoch)
             except ReplicaDiverged as error:
                 self.leave(key)
                 self._on_diverged(replica, error)

@@ -404,7 +404,7 @@ class Host:
             if number not in turn.departing
             and (state := topic.states.get(number)) is not None
             and len(topic.replicas_of(number)) > 1
-            and partition.may_lack_staged(self._may_have_lost)
+            and partition.may_lack_staged(self._directory.may_have_lost)
         }
         if leaving:
             topic = self._leave_sets(topic, turn, leaving, unless_last=True)
@@ -461,7 +461,7 @@ class Host:
         if state.leader == self.broker_id:
             partition.lead(state, topic.replicas[number])
             return
-        if self._may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
+        if self._directory.may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
             partition.cut_unsynced_damage()  # the leader has what is cut; without one, what is left may be needed
         partition.follow(state.leader, state.leader_epoch)
 

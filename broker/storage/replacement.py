@@ -51,9 +51,7 @@ class Replacement:
         DiskFull, StorageFailed.
     """
 
-    def __init__(
-        self, disk: Disk, folder: Path, old: Sequence[Segment], end_offset: int, errors: DiskErrors
-    ) -> None:
+    def __init__(self, disk: Disk, folder: Path, old: Sequence[Segment], end_offset: int, errors: DiskErrors) -> None:
         self.old = tuple(old)
         self.end_offset = end_offset
         self._disk = disk

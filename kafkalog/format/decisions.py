@@ -116,10 +116,7 @@ class Decision:
 
 def _among(topics: Iterable[DecidedTopic], topic_id: bytes, partition: int) -> bool:
     return any(
-        first <= partition <= last
-        for topic in topics
-        if topic.topic_id == topic_id
-        for first, last in topic.partitions
+        first <= partition <= last for topic in topics if topic.topic_id == topic_id for first, last in topic.partitions
     )
 
 

@@ -164,10 +164,6 @@ def _truncate_within(log: Log) -> None:
     log.flush()
 
 
-def _truncate_after(log: Log) -> None:
-    log.truncate_to(3 * PER_SEGMENT + RECORDS)
-
-
 def _reset(log: Log) -> None:
     log.reset_to(5)
 
@@ -176,7 +172,7 @@ def _replace(log: Log) -> None:
     assert log.replace(written(log, 0, 1))
 
 
-@pytest.mark.parametrize("change", [_delete, _truncate_within, _truncate_after, _reset, _replace])
+@pytest.mark.parametrize("change", [_delete, _truncate_within, _reset, _replace])
 def test_a_replacement_is_given_up_if_its_segments_have_changed_meanwhile(change: Callable[[Log], None]) -> None:
     disk = MemoryDisk()
     log = damaged_log(disk)
@@ -186,6 +182,19 @@ def test_a_replacement_is_given_up_if_its_segments_have_changed_meanwhile(change
     assert not log.replace(replacement)
     assert read_all(log) == expected
     assert not [name for name in disk.names(log.directory) if ".swap" in name]
+    log.close(clean=False)
+    assert all_of(open_copy(disk, 10)) == expected
+
+
+def test_a_replacement_stays_good_if_the_log_is_cut_after_its_segments() -> None:
+    disk = MemoryDisk()
+    log = damaged_log(disk)
+    replacement = written(log, 1, 1)
+    end_offset = 3 * PER_SEGMENT + RECORDS
+    log.truncate_to(end_offset)
+    assert log.replace(replacement)
+    expected = read_all(log)
+    assert len(expected) == end_offset
     log.close(clean=False)
     assert all_of(open_copy(disk, 10)) == expected
 

@@ -319,7 +319,8 @@ def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
     topic = new_topic(brokers[0], min_insync_replicas=2)
     leader = leader_of(brokers, topic)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    partition, refused = replica(leader, topic), []
+    partition = replica(leader, topic)
+    refused: list[int] = []
     real = partition.read_as_replica
 
     def read(offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:

@@ -74,7 +74,7 @@ def test_a_check_of_a_segment_that_is_cut_meanwhile_finds_no_damage_in_what_is_a
     if goes_on == "before":
         list(check)
     for number in range(4):
-        header, data = make_batch([b"x" * 77] * RECORDS)
+        _, data = make_batch([b"x" * 77] * RECORDS)
         stamp(data, end_offset + number * RECORDS, 1, 77)
         log.append_stamped(memoryview(data), 1)
     list(check)
