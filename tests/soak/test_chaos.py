@@ -13,18 +13,23 @@ from tests.chaos.plan import plan
 from tests.chaos.run import run
 
 pytestmark = pytest.mark.timeout(7200)
-SEEDS = int(os.environ.get("KAFKALOG_SOAK_SEEDS", 20))
+SEEDS = int(os.environ.get("KAFKALOG_SOAK_SEEDS", 30))
 
 
-def test_seeds_have_no_anomaly_and_reach_what_they_have_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("replication_factor", "required"), [(1, coverage.REQUIRED), (3, coverage.REQUIRED_REPLICATED)], ids=["1", "3"]
+)
+def test_seeds_have_no_anomaly_and_reach_what_they_have_to(
+    tmp_path: Path, replication_factor: int, required: tuple[str, ...]
+) -> None:
     reached: Counter[str] = Counter()
     for seed in range(SEEDS):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        outcome = run(plan(seed, seconds=60), folder)
+        outcome = run(plan(seed, 60, replication_factor), folder)
         assert outcome.anomalies == []
         reached += outcome.reached
-    assert coverage.missing(reached, coverage.REQUIRED) == []
+    assert coverage.missing(reached, required) == []
 
 
 def test_records_that_a_broker_loses_are_missed(tmp_path: Path) -> None:

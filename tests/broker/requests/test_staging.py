@@ -1171,7 +1171,7 @@ def test_the_resolver_writes_no_decision_again_to_which_it_adds_nothing(
     assert first.decided_us > 1  # as it was written now
     in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION) == first
-    assert caplog.text.count("transaction_resolved") == 1
+    assert caplog.text.count("done=applied") == 1
 
 
 def test_a_set_whose_decision_is_made_as_its_version_is_to_be_raised_is_looked_at_anew_and_no_failure(
