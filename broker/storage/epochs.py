@@ -8,8 +8,9 @@ Followers find out by it where their log and the leader's diverge (KIP-101, KIP-
 An epoch without records has an entry too. Entries with the same start offset are all kept: a follower that does not
 find the epoch that it asks for would ask for ever (KAFKA-20961).
 
-The file is written durably before the first batch of an epoch. So it has every epoch that the log has. If it does not,
-or is missing or damaged, it is rebuilt from the batch headers (`loader.py`), which do not show epochs without records.
+The file is written before the first batch of an epoch. If it lacks an epoch that the log has, or is missing or damaged,
+it is rebuilt from the batch headers (`loader.py`), which do not show epochs without records. So it is synced only while
+it has such an epoch: otherwise a power cut takes nothing that the headers do not tell.
 It may have entries before the log's start, because deletions do not write it, and entries after the log's end, because
 a power cut takes unsynced batches. An opening drops both.
 """
@@ -111,14 +112,20 @@ class LeaderEpochs:
             self.is_saved = False
             self._changed()
 
+    @property
+    def are_in_batches(self) -> bool:
+        """Whether each epoch but the last has records."""
+        return all(entry.start_offset < after.start_offset for entry, after in pairwise(self._entries))
+
     def is_damaged(self, disk: Disk, folder: Path) -> bool:
         """Whether the file should be there, and is missing or damaged. Raises OSError."""
         expected = self.is_saved and bool(self._entries)
         return expected and not is_whole(read_whole(disk, folder / EPOCHS_NAME))
 
-    def save(self, disk: Disk, folder: Path, label: str) -> None:
-        """Write the file durably. Raises OSError."""
-        write_atomic(disk, folder / EPOCHS_NAME, seal({"epochs": self._entries, "partition": label}))
+    def save(self, disk: Disk, folder: Path, label: str, *, durable: bool = True) -> None:
+        """Write the file. Raises OSError."""
+        data = seal({"epochs": self._entries, "partition": label})
+        write_atomic(disk, folder / EPOCHS_NAME, data, durable=durable)
         self.is_saved = True
 
 

@@ -312,9 +312,9 @@ class Log:
     def _known_epoch(self) -> int:
         return max(self._epochs.last, self._followed_epoch)
 
-    def _save_epochs(self) -> None:
+    def _save_epochs(self, *, durable: bool = True) -> None:
         try:
-            self._epochs.save(self._disk, self.directory, self.label)
+            self._epochs.save(self._disk, self.directory, self.label, durable=durable)
         except OSError as error:
             self._errors.refuse(error, "saving a leader epoch")
 
@@ -440,7 +440,7 @@ class Log:
     def _ready(self, length: int, now_us: int) -> Segment:
         """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
         if not self._epochs.is_saved:
-            self._save_epochs()
+            self._save_epochs(durable=not self._epochs.are_in_batches)
         active = self._active
         if (
             active.size

@@ -77,6 +77,23 @@ def test_power_cut_after_a_truncation_does_not_revive_what_was_saved_of_the_part
     assert isinstance(appended, Appended) and appended.base_offset == 12
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+@pytest.mark.parametrize("epochs", [(1,), (1, 2)])
+def test_power_cut_keeps_where_epochs_began_with_and_without_records(epochs: tuple[int, ...], keep: float) -> None:
+    """What the batches show is not synced: an epoch that has records takes no sync before the first of them."""
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    log.append([numbered(0, 3)], log.last_epoch)
+    for epoch in epochs:
+        log.begin_epoch(epoch, durable=False)
+    log.append([numbered(3, 3)], epochs[-1])
+    log.flush()
+    expected = [log.epoch_end(epoch) for epoch in range(4)]
+    for seed in range(20):
+        left = open_log(open_directory(disk.after_power_cut(random.Random(seed), keep)), leader_epoch=epochs[-1])
+        assert [left.epoch_end(epoch) for epoch in range(4)] == expected
+
+
 def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it_named() -> None:
     class NoDescriptors(MemoryDisk):
         gone = False
