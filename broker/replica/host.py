@@ -461,7 +461,7 @@ class Host:
         if state.leader == self.broker_id:
             partition.lead(state, topic.replicas[number])
             return
-        if self._directory.may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
+        if partition.may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
             partition.cut_unsynced_damage()  # the leader has what is cut; without one, what is left may be needed
         partition.follow(state.leader, state.leader_epoch)
 
@@ -597,7 +597,8 @@ class Host:
         opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
         opened_partition.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
-        if self._directory.may_have_lost and len(topic.replicas_of(number)) > 1 and settings.flush_messages == 1:
+        opened_partition.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1
+        if opened_partition.may_have_lost and settings.flush_messages == 1:
             opened_partition.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 

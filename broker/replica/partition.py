@@ -133,6 +133,9 @@ class Partition:
         log: its open log, of `directory`, which closes it.
         settings: the topic's.
 
+    Attributes:
+        may_have_lost: a loss of power may have damaged the log, which was not cut after it (`cut_unsynced_damage`).
+
     Raises:
         StorageFailed, FileRefused, DiskFull: the staged data cannot be opened.
     """
@@ -169,6 +172,7 @@ class Partition:
         self._leader_id = -1
         self._assigned: tuple[int, ...] = (broker_id,)
         self._readable_limit = _NO_LIMIT  # the high watermark, unless this replica is alone
+        self.may_have_lost = False
         self.on_joinable: Callable[[Partition], object] = lambda partition: None
         self.is_certain: Callable[[], bool] = lambda: True  # whether the roles are those of this moment
         self._reader = log.reader
@@ -531,19 +535,9 @@ class Partition:
         return None
 
     def read_as_replica(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
-        """As `read`, up to the log's end."""
+        """As `read`, in whatever role, up to the log's end."""
         with self._hosted():
             return self._reader.read(offset, max_bytes, hint)
-
-    def read_for_repair(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
-        """As `read`, in whatever role, up to the high watermark: below it all replicas have the same bytes."""
-
-        def look() -> tuple[View, int]:
-            view = self._reader.view
-            return view, min(self.high_watermark, view.end_offset)
-
-        with self._hosted():
-            return self._reader.read(offset, max_bytes, hint, look)
 
     def met_damage(self, offset: int) -> None:
         """A follower says that what it got from an offset on is damaged."""
@@ -712,8 +706,11 @@ class Partition:
         others do not count on there. What was acknowledged, or surely synced, stays: others may have lost it too, and
         a repair makes it good. A leader's log stays."""
         with self._role_lock, self._hosted():
+            if self._leadership is not None:
+                return
+            self.may_have_lost = False
             damage = self.log.first_damage(max(self.log.high_watermark, self.log.synced_before))
-            if damage is None or self._leadership is not None:
+            if damage is None:
                 return
             end_offset = self._truncate_to(damage)
             if self._readable_limit != _NO_LIMIT:

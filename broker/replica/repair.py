@@ -1,9 +1,10 @@
 """Repairs a damaged segment of a replica from other replicas: the damaged offsets come from them, the rest from the
 segment itself. Knows logs and where bytes may come from; no sockets.
 
-A batch of another replica is taken only if its checksums match, it is below this replica's high watermark, it continues
-the one before it, and its leader epoch is the one that this log has for its offset. In one epoch one leader gives each
-offset to one batch, so it is the batch that was here.
+A batch of another replica is taken only if its checksums match, it continues the one before it, and its leader epoch is
+the one that this log has for its offset. In one epoch one leader gives each offset to one batch. So it is the batch
+that was here, whether it is acknowledged or not. A high watermark does not matter: a leader that has just been elected
+may know of none until this replica has joined, which it cannot with damage.
 
 A damaged range is taken as a whole, from several replicas if none has all of it, or else stays as it is: its bytes are
 kept, and so is all that is good.
@@ -37,8 +38,7 @@ class Source(Protocol):
     name: str
 
     def read(self, offset: int, max_bytes: int) -> memoryview:
-        """Batches from an offset on, at least one, below the replica's high watermark; the last one may be cut. Raises
-        KafkalogError."""
+        """Batches from an offset on, at least one; the last one may be cut. Raises KafkalogError."""
 
 
 class Unrepaired(NamedTuple):
@@ -96,8 +96,6 @@ class _Range:
         damage, offset = self.damage, self.damage.start_offset
         if not self._sources:
             raise _NotObtained("there is no other replica")
-        if damage.end_offset > self._target.high_watermark:
-            raise _NotObtained("other replicas may have other records there: it is not below the high watermark")
         while offset < damage.end_offset:
             reasons = []
             for source in self._sources:

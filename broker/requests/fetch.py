@@ -85,7 +85,7 @@ def _add_slice(part: pb.FetchPartition, host: Host, left: int, answer: Answer[pb
         hint = Hint(part.hint.segment_base_offset, part.hint.position) if part.HasField("hint") else None
         wanted = min(part.max_bytes or left, left)
         if wanted > 0 and not answer.is_full:  # some of the limit is left
-            piece = (partition.read_for_repair if for_repair else partition.read)(part.offset, wanted, hint)
+            piece = (partition.read_as_replica if for_repair else partition.read)(part.offset, wanted, hint)
             if piece.length and (not answer.length or piece.length <= left):
                 answer.slices.append(piece)
                 length = fetched.length = piece.length

@@ -189,8 +189,10 @@ def test_a_follower_cuts_its_log_at_damage_that_a_loss_of_power_left_and_a_leade
     replica.cut_unsynced_damage()
     assert opened.end_offset == log.end_offset
     opened.high_watermark = damage + 1 if kept == "high watermark" else 0
+    replica.may_have_lost = True
     replica.follow(0, 6)
     replica.cut_unsynced_damage()
+    assert not replica.may_have_lost
     if kept:
         assert opened.end_offset == log.end_offset and not replica.is_whole and not replica.position().is_whole
     else:

@@ -357,7 +357,7 @@ class _Replica:
         if host is None:
             raise BrokerUnreachable(address=self.name, reason="it is down")
         replica = host.replica_of(partition.topic_id, partition.number)
-        with replica.read_for_repair(offset, max_bytes, None) as piece:
+        with replica.read_as_replica(offset, max_bytes, None) as piece:
             return memoryview(piece.read())
 
 

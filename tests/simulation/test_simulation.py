@@ -22,7 +22,7 @@ FOUND_BY = {
 are found by `./run simulate --mistake`."""
 
 
-SEEDS = range(8)
+SEEDS = (*range(8), 27, 159, 351)  # the last ones have found something
 
 
 @pytest.mark.parametrize("seed", SEEDS)

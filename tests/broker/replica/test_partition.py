@@ -178,17 +178,6 @@ def test_an_ack_that_is_asked_for_as_a_clean_close_flushes_is_asked_for_again_an
     assert partition.is_flushed_to(1)
 
 
-def test_a_replica_gives_others_for_their_repair_what_is_below_its_high_watermark(partition: Partition) -> None:
-    for _ in range(5):
-        partition.append_as_leader([checked(a_batch())])
-    partition.log.high_watermark = 3
-    partition.follow(1, 4)
-    with partition.read_for_repair(0, 1 << 20, None) as given, partition.read_as_replica(0, 1 << 20, None) as whole:
-        assert given.length * 5 == whole.length * 3
-    with partition.read_for_repair(3, 1 << 20, None) as given:
-        assert given.length == 0
-
-
 def test_a_follower_that_comes_to_lead_while_it_flushes_does_not_wait_for_itself(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
