@@ -367,3 +367,36 @@ def test_a_replica_with_a_flush_before_each_ack_keeps_what_was_synced_after_a_lo
     waited_for(lambda: partition.is_whole)
     waited_for(lambda: "damage_repaired" in caplog.text)
     assert path.read_bytes() == before
+
+
+def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    leader = leader_of(brokers, topic)
+    members = leader.record("t").replicas[0]
+    waited_for(in_sync(brokers, topic, 0, *members))
+    with leader.client() as client:
+        for number in range(20):
+            assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    [first] = [number for number in members if brokers[number] is leader]
+    [lost] = [number for number in members if number != first]
+    [witness] = brokers.keys() - set(members)
+    log, length = replica(brokers[lost], topic).log, len(values(replica(leader, topic)))
+    brokers.pop(lost).stop(clean=False)
+    brokers.pop(first).stop(clean=False)
+    waited_for(lambda: brokers[witness].record("t").states[0].leader == -1, 30)
+    [path] = log.directory.glob("*.log")
+    with path.open("r+b") as file:
+        file.seek(length // 2)
+        file.write(b"!!!")
+    (path.parent.parent / "high-watermarks").unlink(missing_ok=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+    partition = replica(brokers[lost], topic)
+    waited_for(lambda: not partition.is_whole)
+    assert partition.end_offset == 20
+    brokers[first] = start_broker(first, replica_lag_time_max_ms=3000)
+    waited_for(in_sync(brokers, topic, 0, *members), 30)
+    assert "damaged_end_cut" in caplog.text and partition.is_whole and partition.end_offset == 20
