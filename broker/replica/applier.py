@@ -15,8 +15,11 @@ Which set a batch came from is not recorded. Several coordinators may prepare se
 alike, but only one is decided. So once a set is in the log, the others of its batch are dropped before readers see it,
 and no other is taken: what a start finds half applied was never readable.
 
-Threads: `_applying` lets one apply or drop run at a time; it comes before `_appending`, and that before the locks of
-log and staging. `_lock` guards what is hidden; it comes after the log's. Readers take none: they look at `hidden`.
+Threads: `_applying` lets one apply or drop run at a time, perhaps for minutes, so a new leader epoch does not wait for
+it. `_settling` is held while sets are dropped and what follows from that is shown, and by `begin`: the apply of an
+epoch that is over drops, hides and shows nothing any more. It comes after `_applying`, then `_appending`, then the
+locks of log and staging. `_lock` guards what is hidden; it comes after the log's. Readers take none: they look at
+`hidden`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from broker.staging.format import PreparedSet
 from broker.staging.staging import Staging
 from broker.storage.apply_progress import Progress
 from broker.storage.log import Log
-from kafkalog.errors import Closed, InvalidRequest, RequestTimedOut, StagedPartLost
+from kafkalog.errors import Closed, FencedLeaderEpoch, InvalidRequest, RequestTimedOut, StagedPartLost
 from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
@@ -75,6 +78,8 @@ class Applier:
         self._log = log
         self._staging = staging
         self._applying = threading.Lock()
+        self._settling = threading.Lock()  # guards _epoch
+        self._epoch = -1  # the leader epoch that began last
         self._appending = threading.Lock()  # guards _closed, and each append
         self._closed = False
         self._lock = threading.Lock()  # guards all below
@@ -82,20 +87,33 @@ class Applier:
         self._ends: dict[TransactionalBatch, int] = {}  # of complete batches, shown when the log is flushed to it
         # In the log, perhaps only in part: their sets may have been here, and be lost without a trace.
         self._doubted: set[TransactionalBatch] = set()
-        self.begin()
+        self.begin(-1)
 
-    def begin(self) -> None:
+    def begin(self, leader_epoch: int) -> None:
         """Hide the batches of which the log has only a part: at the opening of a log, and when this replica begins to
-        lead, because a follower appends parts of batches unseen."""
-        with self._applying:
+        lead, because a follower appends parts of batches unseen. In the second case, after the log has begun the epoch:
+        then an apply of an earlier one appends nothing more."""
+        with self._settling:
             doubted = self._log.applied_batches() if self._staging.may_lack_sets else set()
             with self._lock:
-                self._doubted, self._starts, self._ends = doubted, {}, {}
+                self._doubted = doubted
             self._settle_doubts()
-            for producer_id, progress in self._half_applied().items():
-                self.hide((producer_id, progress.batch_id), progress.start_offset)
+            half = self._half_applied()
             with self._lock:
+                self._starts = {
+                    (producer_id, progress.batch_id): progress.start_offset for producer_id, progress in half.items()
+                }
+                self._ends = {}
                 self._publish()
+            self._epoch = leader_epoch
+
+    @contextmanager
+    def _settling_in(self, leader_epoch: int) -> Iterator[None]:
+        """Keeps the epoch from ending during the `with` block. Raises FencedLeaderEpoch if it is over."""
+        with self._settling:
+            if leader_epoch != self._epoch:
+                raise FencedLeaderEpoch(partition=self._log.label, epoch=leader_epoch, current=self._epoch)
+            yield
 
     def _half_applied(self) -> dict[int, Progress]:
         """The progress of batches of which only a part is in the log yet."""
@@ -170,8 +188,9 @@ class Applier:
         if prepared is None:
             lost = self._lost_without_set(progress, (producer_id, batch_id))
             if lost is not None:
-                self._staging.drop_others(producer_id, batch_id, commit_uuid)
-                self._show((producer_id, batch_id))
+                with self._settling_in(leader_epoch):
+                    self._staging.drop_others(producer_id, batch_id, commit_uuid)
+                    self._show((producer_id, batch_id))
                 raise StagedPartLost(
                     transactional_id=transactional_id, batch_id=batch_id, partition=self._log.label, reason=lost
                 )
@@ -179,12 +198,13 @@ class Applier:
             begun = progress if progress is not None and progress.batch_id == batch_id else None
             count = self._append(prepared, begun, leader_epoch)
             progress = self._log.apply_progress(producer_id)
-        assert progress is not None
-        self._staging.drop_others(producer_id, batch_id, commit_uuid)
-        if prepared is not None:
-            with self._lock:
-                self._doubted.discard((producer_id, batch_id))
-        self._show_once_flushed((producer_id, batch_id), progress.end_offset)
+        with self._settling_in(leader_epoch):
+            assert progress is not None
+            self._staging.drop_others(producer_id, batch_id, commit_uuid)
+            if prepared is not None:
+                with self._lock:
+                    self._doubted.discard((producer_id, batch_id))
+            self._show_once_flushed((producer_id, batch_id), progress.end_offset)
         end_offset = progress.end_offset if progress.batch_id == batch_id else 0
         return Applied(producer_id, batch_id, end_offset, progress.end_offset, count, leader_epoch)
 
@@ -207,7 +227,8 @@ class Applier:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
             # With progress it continues, as after a restart or a full disk.
             batch = prepared.producer_id, prepared.batch_id
-            self.hide(batch, progress.start_offset if progress is not None else None)
+            with self._settling_in(leader_epoch):
+                self.hide(batch, progress.start_offset if progress is not None else None)
             for batches in self._staging.pieces(prepared.commit_uuid, is_there):
                 with self._appending:
                     self._check_open()
@@ -220,12 +241,15 @@ class Applier:
                     behind = self._synced_to(prepared.producer_id, behind)
                     unsynced = 0
         except StagedPartLost:
-            self._staging.drop_others(prepared.producer_id, prepared.batch_id, prepared.commit_uuid)
-            self._show_unless_half(prepared)
+            with self._settling_in(leader_epoch):
+                self._staging.drop_others(prepared.producer_id, prepared.batch_id, prepared.commit_uuid)
+                self._show_unless_half(prepared)
             raise
         finally:
             if not count and progress is None:
-                self._show_if_nothing_came(prepared)
+                with self._settling:
+                    if leader_epoch == self._epoch:
+                        self._show_if_nothing_came(prepared)
         return count
 
     def _show_if_nothing_came(self, prepared: PreparedSet) -> None:
@@ -251,7 +275,9 @@ class Applier:
     def finish(self, applied: Applied) -> None:
         """Wait until the records that `apply` appended are synced and shown. Raises StorageFailed, Closed."""
         self._log.flush_to(applied.sync_to)
-        self._show((applied.producer_id, applied.batch_id))  # the flush shows it too, perhaps a little later
+        with self._settling:
+            if applied.epoch == self._epoch:
+                self._show((applied.producer_id, applied.batch_id))  # the flush shows it too, perhaps a little later
 
     # --- hiding --------------------------------------------------------------------------------------------------
 
@@ -321,7 +347,8 @@ class Applier:
         if not self._applying.acquire(blocking=wait):
             return False
         try:
-            return self._drop(commit_uuid, below_version)
+            with self._settling:
+                return self._drop(commit_uuid, below_version)
         finally:
             self._applying.release()
 
@@ -345,15 +372,16 @@ class Applier:
         if not self._applying.acquire(blocking=False):
             return
         try:
-            half = self._half_applied()
-            for staged in self._staging.staged():
-                prepared = staged.prepared
-                if prepared is None or prepared.transactional_id != transactional_id or staged.batch_id > batch_id:
-                    continue
-                progress = self._log.apply_progress(staged.producer_id)
-                if progress is not None and progress.batch_id >= batch_id and staged.producer_id not in half:
-                    self._drop(prepared.commit_uuid, None)
-                    self._staging.forget_batches(staged.producer_id, batch_id)
+            with self._settling:
+                half = self._half_applied()
+                for staged in self._staging.staged():
+                    prepared = staged.prepared
+                    if prepared is None or prepared.transactional_id != transactional_id or staged.batch_id > batch_id:
+                        continue
+                    progress = self._log.apply_progress(staged.producer_id)
+                    if progress is not None and progress.batch_id >= batch_id and staged.producer_id not in half:
+                        self._drop(prepared.commit_uuid, None)
+                        self._staging.forget_batches(staged.producer_id, batch_id)
         finally:
             self._applying.release()
 

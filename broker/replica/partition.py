@@ -204,7 +204,7 @@ class Partition:
                 was_alone = leadership is not None and self._readable_limit == _NO_LIMIT
                 self.log.begin_epoch(state.leader_epoch, durable=False)
                 self._staging.begin_epoch(state.leader_epoch)
-                self._applier.begin()
+                self._applier.begin(state.leader_epoch)
                 if was_alone and len(state.held_by(assigned)) > 1:
                     # Readers have seen all that was appended in the epoch that is over, and its acks waited for nobody.
                     if self.log.needs_flush_for_ack:

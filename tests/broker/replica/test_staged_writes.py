@@ -25,6 +25,7 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, FileRefused, InvalidRequest, NotLeader, StagedOutOfOrder, StagedPartLost
 from kafkalog.format.batch import Batch
 from kafkalog.format.producer_ids import producer_id_of
+from kafkalog.zk.registry import PartitionState
 from tests.broker.replica.partitions import append_part_of_a_batch, open_partition
 from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
@@ -701,6 +702,48 @@ def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
     assert dropped == [True]
     assert len(read_all(partition)) == 4
     assert partition.staged() == []
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its first piece", "between two pieces"])
+def test_a_new_leader_epoch_does_not_wait_for_an_apply_of_the_one_before(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """It reads, appends and syncs for as long as it likes, and the thread that gives roles follows ZooKeeper."""
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
+    stands, goes_on = threading.Event(), threading.Event()
+    check, append_decided = partition._staging.check, partition.log.append_decided
+
+    def stand() -> None:
+        stands.set()
+        assert goes_on.wait(30)
+
+    def slow_check(*given: Any, **how: Any) -> None:
+        check(*given, **how)
+        if not begun:
+            stand()
+
+    def slow_append(batches: list[Batch], leader_epoch: int) -> None:
+        append_decided(batches, leader_epoch)
+        stand()
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor() as threads:
+        patched.setattr(partition._staging, "check", slow_check)
+        patched.setattr(partition.log, "append_decided", slow_append)
+        applied = threads.submit(apply, partition, prepared)
+        assert stands.wait(30)
+        led = threads.submit(partition.lead, PartitionState.only(0, "here", 1), [0])
+        try:
+            led.result(5)
+            partition.append_as_leader([numbered(7)])
+            assert partition.readable_end_offset == (0 if begun else 1)
+        finally:
+            goes_on.set()
+        with pytest.raises(NotLeader):
+            applied.result(30)
+    assert partition.readable_end_offset == (0 if begun else 1), "half of a batch stays hidden"
+    assert apply(partition, prepared) == 5
+    assert (partition.leader_epoch, partition.readable_end_offset) == (1, 5)
 
 
 def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
