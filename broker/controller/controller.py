@@ -5,6 +5,9 @@ It looks at the metadata's views whenever they change, and writes the states tha
 the version that the view has. A change that is refused has been overtaken by another, which comes into the view and is
 looked at then. A term ends when the session is lost or in doubt. The next begins once everything was read again: by a
 view from before, a broker that has come back would count as dead.
+
+The views are of no use either while the watching thread hangs, as in a disk that does not answer. The session is kept
+meanwhile, so this thread, which touches no disk, resigns after a session's timeout.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from kafkalog.zk.session import BadVersion
 log = get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
+_LOOKS_IN_SESSION_TIMEOUT = 4
 
 
 class Controller:
@@ -43,6 +47,7 @@ class Controller:
         self._session = metadata.session
         self._registration = registration
         self._interval = settings.leader_rebalance_interval_ms / 1000
+        self._behind_seconds = settings.zookeeper_session_timeout_ms / 1000
         self._clock = clock
         self._changed = metadata.changed  # guards the next three
         self._is_due = True  # /controller is to be read
@@ -90,24 +95,38 @@ class Controller:
             self._is_due = True
             self._changed.notify_all()
 
+    @property
+    def _is_followed(self) -> bool:
+        """Whether the views follow ZooKeeper."""
+        return self._metadata.is_followed(self._clock.monotonic() - self._behind_seconds)
+
     def _has_news(self) -> bool:
+        if self._term is None and not self._is_followed:
+            return self._is_elected and self._session.connected
         if self._term is None:
             return self._is_due and self._metadata.is_current and (self._is_elected or self._registration.epoch > 0)
         return (
             self._is_due
             or self._in_doubt
+            or not self._is_followed
             or self._registration.epoch != self._term.broker_epoch
             or self._metadata.topics is not self._seen[0]
             or self._metadata.brokers is not self._seen[1]
             or min(self._movable.values(), default=float("inf")) <= self._clock.monotonic()
         )
 
+    def _pause(self) -> float | None:
+        """How long nothing becomes due by time alone."""
+        if not self._is_elected:
+            return None
+        next_move = min(self._movable.values(), default=float("inf")) - self._clock.monotonic()
+        return min(max(0.0, next_move), self._behind_seconds / _LOOKS_IN_SESSION_TIMEOUT)
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                next_move = min(self._movable.values(), default=None)
-                pause = None if next_move is None else max(0.0, next_move - self._clock.monotonic())
-                self._changed.wait_for(lambda: self._stopping or self._has_news(), pause)
+                while not self._changed.wait_for(lambda: self._stopping or self._has_news(), self._pause()):
+                    pass
                 if self._stopping:
                     break
             try:
@@ -130,16 +149,19 @@ class Controller:
             in_doubt, self._in_doubt = self._in_doubt, False
             if in_doubt:
                 self._end_term("its session was in doubt")
-            if not self._metadata.is_current:
+            is_followed = self._is_followed
+            if is_followed and not self._metadata.is_current:
                 return
             is_due, self._is_due = self._is_due, False
         epoch = self._registration.epoch
-        if self._term is not None and epoch != self._term.broker_epoch:
+        if not is_followed:
+            self._end_term("its broker does not follow ZooKeeper")
+        elif self._term is not None and epoch != self._term.broker_epoch:
             self._end_term("its registration has ended")
-        if not epoch:
+        if not epoch or not is_followed:
             self._resign()
             with self._changed:
-                self._is_due = True  # it stands again once it is registered
+                self._is_due = True  # it stands again once it is registered, and the views follow
             return
         if is_due or self._term is None:
             self._stand(epoch)

@@ -30,6 +30,8 @@ class Metadata:
         dirty: paths of znodes that changed and are not read yet.
         format_level: the cluster's: nothing may be written in a format of a higher one (`kafkalog/versions.py`).
         is_current: everything was read since the last connection to ZooKeeper. Guarded by `changed`.
+        behind_since: when the watching thread began to read and to act on what had changed, by the monotonic clock;
+            None once it has done so. Guarded by `changed`.
         stopping: nothing will be read any more.
     """
 
@@ -39,6 +41,7 @@ class Metadata:
         self.dirty: set[str] = set()
         self.format_level = FIRST
         self.is_current = False
+        self.behind_since: float | None = None
         self.stopping = False
         self._topics: Mapping[str, TopicRecord] = {}
         self._ids: Mapping[bytes, TopicRecord] = {}
@@ -91,6 +94,12 @@ class Metadata:
         """Whether the views are those of this moment, but for what ZooKeeper is just reporting. False while another
         broker may have been elected without this one's knowledge."""
         return self.is_current and self.session.is_kept
+
+    def is_followed(self, until: float) -> bool:
+        """Whether all that had changed before a time was read and acted on. A disk that hangs keeps the watching thread
+        from it, but not the session from being kept."""
+        behind_since = self.behind_since
+        return behind_since is None or behind_since > until
 
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Wait until `reached` is true, checked after each change; returns False if the time ran out or the broker

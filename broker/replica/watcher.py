@@ -94,6 +94,8 @@ class Watcher:
                 )
                 if metadata.stopping:
                     return
+                if metadata.behind_since is None:
+                    metadata.behind_since = self._clock.monotonic()
                 dirty, metadata.dirty = metadata.dirty, set()
                 removed, self._removed = self._removed, set()
                 if self._clock.monotonic() >= undone.retry_at:
@@ -147,6 +149,7 @@ class Watcher:
             self._read_later -= self._metadata.dirty
             if _EVERY_TOPIC in dirty:
                 self._metadata.is_current = self._session.connected and _EVERY_TOPIC not in self._metadata.dirty
+            self._metadata.behind_since = None
             self._changed.notify_all()
 
     def _read_topics(self, dirty: Collection[str]) -> None:

@@ -226,6 +226,32 @@ def test_a_broker_that_is_out_of_service_resigns(new_side: NewSide) -> None:
     waited_for(lambda: first.controller.term is None)
 
 
+def test_a_controller_resigns_when_its_broker_does_not_follow_and_stands_again_once_it_does(
+    new_side: NewSide, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = new_side(5), new_side(6)
+    first.until_elected()
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        assert goes_on.wait(30)
+
+    monkeypatch.setattr(first.watcher._host, "open_for_a_turn", hang)
+    first.new_topic([REPLICAS], LED_BY_0)
+    assert hangs.wait(30)
+    clock.advance(9.9)
+    wake(first)
+    assert second.controller.term is None and first.controller.term is not None
+    clock.advance(0.2)
+    wake(first)
+    assert second.until_elected() == 2
+    assert first.controller.term is None
+    goes_on.set()
+    second.controller.stop()
+    assert first.until_elected() == 3
+
+
 # --- what it writes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,9 @@ from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire.frames import error_from_wire
-from kafkalog.zk import paths
-from kafkalog.zk.registry import StateChange, change_states, registration_check
+from kafkalog.zk import paths, registry
+from kafkalog.zk.controllers import read_controller
+from kafkalog.zk.registry import StateChange, TopicRecord, change_states, registration_check
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_staged_writes import batch
@@ -176,6 +178,36 @@ def test_another_replica_leads_when_the_leader_is_gone_and_it_follows_when_it_co
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
     copies = {values(replica(each, topic)) for each in brokers.values()}
     assert len(copies) == 1
+
+
+def test_another_replica_leads_when_the_leader_is_gone_though_the_disk_of_the_controller_hangs(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = {number: start_broker(number, zookeeper_session_timeout_ms=1000) for number in range(3)}
+    session = brokers[0].broker.host.metadata.session
+    found = read_controller(session)
+    assert found is not None
+    controller = found.broker_id
+    first, second = sorted(brokers.keys() - {controller})
+    topic = b"t" * 16
+    registry.create_topic(session, TopicRecord("t", topic, {}, [(first, second, controller)], 0))
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(fd: int) -> None:
+        hangs.set()
+        assert goes_on.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(brokers[controller].broker.host._directory.disk, "sync_dir", hang)
+        registry.create_topic(session, TopicRecord("u", b"u" * 16, {}, [(0, 1, 2)], 0))
+        assert hangs.wait(30)
+        try:
+            brokers.pop(first).stop(clean=False)
+            assert leader_of(brokers, topic) is brokers[second]
+            assert not replica(brokers[controller], topic).is_certain(), "another could lead without its knowledge"
+        finally:
+            goes_on.set()
 
 
 def test_acks_all_with_a_flush_before_each_ack_waits_for_the_followers_disks(brokers: Brokers) -> None:
