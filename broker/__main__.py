@@ -1,7 +1,8 @@
 """`python -m broker --config FILE`: run one broker. `kafkalog broker` does the same for people.
 
-It ends with code 74 (EX_IOERR) if its data directory failed during the start, and with 1 after any other error. A
-process supervisor needs this difference, because it must not restart the broker after the first.
+It ends with code 74 (EX_IOERR) if its data directory failed during the start, with 75 (EX_TEMPFAIL) if the disk hung at
+any time, and with 1 after any other error. A process supervisor needs this difference, because it must not restart the
+broker after the first.
 """
 
 from __future__ import annotations

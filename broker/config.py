@@ -96,6 +96,8 @@ class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSetti
     send_timeout_ms = Setting(int, 30_000, at_least(1), "A client that accepts no byte of its answer for this long is disconnected.")
     connections_max_idle_ms = Setting(int, 600_000, at_least(1), "A data connection without a request for this long is closed.")
     log_retention_check_interval_ms = Setting(int, 60_000, at_least(1), "How often segments are checked for retention and for rolls by age.")
+    disk_stall_timeout_ms = Setting(int, 60_000, between(0, _INT_MAX),
+        "The broker's process ends, with exit code 75, if a single call to the disk of log.dir has not returned after this long: other replicas lead then. 0: never.")
     scrub_bytes_per_second = Setting(int, 8 * _MIB, at_least(0),
         "How fast closed segments are read to find bit rot, which is then repaired from another replica. 0: they are not read; damage that a reader meets is still repaired.")
     scrub_interval_ms = Setting(int, 7 * 24 * _HOUR_MS, at_least(1),

@@ -69,6 +69,8 @@ class Broker:
 
     Args:
         settings: of `BrokerSettings`.
+        on_disk_stalled: called with the error when a call to the disk does not return; None: the directory is out of
+            service from then on, for the process may have other work.
 
     Attributes:
         host: its partitions; set by `start`, like those below.
@@ -82,9 +84,15 @@ class Broker:
     in_doubt: InDoubtRecovery
     scrubber: Scrubber
 
-    def __init__(self, settings: BrokerSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        on_disk_stalled: Callable[[StorageFailed], object] | None = None,
+    ) -> None:
         self.settings = settings
         self._clock = clock
+        self._on_disk_stalled = on_disk_stalled
         self._undo: list[Callable[[], object]] = []  # how to stop what was started, in the order of starting
         self._clean = True
         self._started = False
@@ -127,6 +135,8 @@ class Broker:
             producer_state_max=settings.producer_state_max,
             producer_expiration_ms=settings.producer_id_expiration_ms,
             check_interval_ms=settings.log_retention_check_interval_ms,
+            stall_timeout_ms=settings.disk_stall_timeout_ms,
+            on_stalled=self._on_disk_stalled,
         )
         self._undo.append(lambda: directory.close(clean=self._clean))
         session.start()
@@ -259,6 +269,7 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Broke
 
 def run(settings: BrokerSettings, announces: bool = False) -> None:
     """Run a broker until SIGTERM, SIGINT or, with `exit.with.stdin`, the end of standard input; then stop it in order.
+    If its disk hangs (`disk.stall.timeout.ms`), the process ends at once, with exit code 75.
 
     Args:
         announces: print a line of JSON on standard output once it serves (its ports and pid), or the error that kept
@@ -275,7 +286,7 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
     with StopRequest() as stop:
         if settings.exit_with_stdin:
             threading.Thread(target=_wait_for_end_of_stdin, args=(stop,), name="stdin", daemon=True).start()
-        broker = Broker(settings)
+        broker = Broker(settings, on_disk_stalled=_end_process)
         try:
             broker.start()
             # These objects live as long as the process, and requests leave no cycles: with the default thresholds the
@@ -295,6 +306,12 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
             stop.wait()
         finally:
             broker.stop()
+
+
+def _end_process(error: StorageFailed) -> None:
+    """End the process, whatever its threads wait for. A broker that stays would lead its partitions and answer nothing;
+    a killed one has lost nothing, and other replicas lead once its session ends."""
+    os._exit(os.EX_TEMPFAIL)
 
 
 def _wait_for_end_of_stdin(stop: StopRequest) -> None:

@@ -92,6 +92,7 @@ def broker(config: Path) -> None:
     """Run one broker in the foreground, with a ZooKeeper that already runs.
 
     Exit code 74: the data directory failed during the start; check the disk before you start the broker again.
+    Exit code 75: the disk did not answer for disk.stall.timeout.ms; the broker may be started again, as after a kill.
     """
     from broker.server import read_config, run
 

@@ -4,6 +4,7 @@ after its directory is out of service."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from broker.config import BrokerSettings
@@ -11,7 +12,7 @@ from broker.replica.metadata import Metadata
 from broker.replica.undone import Undone
 from broker.storage.disk_errors import DirectoryHealth
 from kafkalog.clock import Clock
-from kafkalog.errors import InvalidSetting
+from kafkalog.errors import InvalidSetting, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
 from kafkalog.zk.registry import BrokerRecord
@@ -113,10 +114,14 @@ class Registration:
                 self._metadata.changed.wait(0.2)
 
     def withdraw(self) -> None:
-        """Unregister this broker for good. Does not block: the thread does it."""
+        """Unregister this broker for good. The watching thread does it if ZooKeeper cannot be asked now; it may hang in
+        the disk for which this is called."""
         with self._metadata.changed:
             self._withdrawn = self._is_due = True
             self._metadata.changed.notify_all()
+        if self._asked:
+            with suppress(ZooKeeperUnreachable):
+                registry.withdraw_broker(self._session, self._record)
 
     @property
     def epoch(self) -> int:

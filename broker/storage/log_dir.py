@@ -23,7 +23,8 @@ Errors:
 
 - A failed read, write or fdatasync takes the whole directory out of service (`failed`): the page cache may differ from
   the disk, so nothing is read or written until the broker is restarted.
-- The removal or replacement of the directory does the same.
+- The removal or replacement of the directory does the same, and a call to the disk that does not return, unless the
+  process ends then (`on_stalled`).
 - If somebody removes or moves the files of a log, only that log is lost (`on_lost`). Each round of tidying checks for
   this, and a missing file causes a check at once.
 - A step that lacks space, a descriptor or memory fails alone and may be retried. So does an error of a single name when
@@ -47,6 +48,7 @@ from broker.config import BrokerSettings, TopicSettings
 from broker.storage.checkpoint import TEMPORARY, is_whole, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
+from broker.storage.disk_watch import DiskWatch
 from broker.storage.flusher import WAIT_SECONDS_MAX, Flusher
 from broker.storage.loader import RESET_NAME, make_empty_log
 from broker.storage.log import Log
@@ -116,6 +118,9 @@ class LogDirectory:
         producer_batches_remembered, producer_state_max: see `Services`.
         producer_expiration_ms: a producer is forgotten this long after its last append.
         check_interval_ms: interval between the rounds of `tidy`.
+        stall_timeout_ms: a call to the disk that takes longer has stalled; 0: none has.
+        on_stalled: called then, with the error, on a thread that touches no disk. None: the directory is out of service
+            from then on.
 
     Attributes:
         was_clean: the last broker closed the directory properly, or there are no logs.
@@ -146,14 +151,21 @@ class LogDirectory:
         producer_state_max: int = BrokerSettings.producer_state_max.default,
         producer_expiration_ms: int = BrokerSettings.producer_id_expiration_ms.default,
         check_interval_ms: int = BrokerSettings.log_retention_check_interval_ms.default,
+        stall_timeout_ms: int = 0,
+        on_stalled: Callable[[StorageFailed], object] | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         health = DirectoryHealth(self.path, clock)
         health.on_failed = lambda error: self._have_done(partial(self._report_failure, error), "log-failed")
         health.on_doubt = self._doubt
+        disk = disk or Disk()
+        self._watch: DiskWatch | None = None
+        if stall_timeout_ms:
+            self._watch = DiskWatch(disk, self.path, stall_timeout_ms / 1000, on_stalled or health.fail)
+            disk = self._watch.disk
         self.services = Services(
             path=self.path,
-            disk=disk or Disk(),
+            disk=disk,
             clock=clock,
             steady_clock=SteadyClock(clock),
             health=health,
@@ -188,10 +200,19 @@ class LogDirectory:
         self._doubted: set[str] = set()  # labels of logs for which a check runs
         self._stopping = False
         self._chores: deque[Callable[[], object]] = deque()  # calls for which no thread could be started
+        if self._watch is not None:
+            self._watch.start()
         try:
             self._open()
-        except OSError as error:
-            raise storage_error(self.path, error, "opening it") from error
+        except BaseException as error:
+            self._stop_watch()
+            if isinstance(error, OSError):
+                raise storage_error(self.path, error, "opening it") from error
+            raise
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
 
     def _open(self) -> None:
         try:
@@ -746,3 +767,4 @@ class LogDirectory:
         finally:
             with self._lock, contextlib.suppress(OSError):
                 self.disk.close(self._lock_fd)
+            self._stop_watch()

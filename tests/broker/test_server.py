@@ -459,6 +459,42 @@ def test_the_process_ends_with_a_code_of_its_own_if_its_directory_failed(tmp_pat
     assert failed.end()[0] == os.EX_IOERR
 
 
+def test_the_process_ends_with_a_code_of_its_own_if_its_disk_hangs(tmp_path: Path, chroot: str) -> None:
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "meta")  # its opening returns when somebody writes
+    hanging = Process(tmp_path, chroot, disk_stall_timeout_ms="500")
+    code, said = hanging.end()
+    assert code == os.EX_TEMPFAIL
+    assert f"disk_stalled directory={tmp_path}/data call=open thread=MainThread seconds=0.5" in said
+
+
+def test_a_broker_within_a_program_whose_disk_hangs_is_out_of_service_and_another_leads(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, failing = start_broker(0), start_broker(1, disk_stall_timeout_ms=1000)
+    session = other.broker.host.metadata.session
+    topic = b"t" * 16
+    registry.create_topic(session, registry.TopicRecord("t", topic, {}, [(1, 0)], 0))
+    waited_for(lambda: (found := other.record("t").states.get(0)) is not None and found.isr == (1, 0))
+    goes_on, sync_dir = threading.Event(), Disk.sync_dir
+
+    def hang(disk: Disk, path: Path) -> None:
+        if "broker-1" in path.parts:
+            assert goes_on.wait(60)
+        sync_dir(disk, path)
+
+    monkeypatch.setattr(Disk, "sync_dir", hang)
+    try:
+        registry.create_topic(session, registry.TopicRecord("u", b"u" * 16, {}, [(1, 0)], 0))
+        waited_for(lambda: other.record("t").states[0].leader == 0)
+        assert "call=sync_dir thread=zookeeper-watcher seconds=1.0" in caplog.text
+        with pytest.raises(errors.StorageFailed, match=r"the disk hangs: sync_dir has not returned for 1 s"):
+            failing.broker.host.leader_of(topic, 0)
+        assert other.broker.host.failed is None
+    finally:
+        goes_on.set()
+
+
 def test_a_broker_is_found_where_its_settings_say(start_broker: StartBroker) -> None:
     running = start_broker(advertised_host="broker.example", rack="a-1")
     [found] = running.stub.DescribeCluster(broker_pb2.DescribeClusterRequest(), timeout=30).brokers

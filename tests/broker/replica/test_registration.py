@@ -82,7 +82,7 @@ def test_a_broker_that_is_withdrawn_while_it_registers_is_taken_off_the_list(
     monkeypatch.setattr(registry, "register_broker", register_broker)
     monkeypatch.setattr(registry, "withdraw_broker", lambda *_: done.append("withdrawn"))
     registration.register()
-    assert done == ["registered", "withdrawn"]
+    assert done == ["withdrawn", "registered", "withdrawn"], "the entry may be written later"
 
 
 def test_a_session_that_is_lost_before_the_broker_serves_puts_it_on_no_list(
