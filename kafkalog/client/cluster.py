@@ -12,8 +12,10 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,9 +75,25 @@ QUIET_SECONDS = 2.0
 QUIET_LOOK_SECONDS = 0.5
 """How often it is looked up then."""
 _METADATA = ("DescribeCluster", "DescribeTopics")
-_ELSEWHERE_MS = 1000
-"""How long metadata is waited for before the next broker is asked for it: one that is suspended accepts connections and
-never answers, and while a leader is looked up nothing is sent."""
+_ASKED_OF_SEVERAL = frozenset(
+    {
+        *_METADATA,
+        "DescribeBroker",
+        "DescribeController",
+        "ListGroups",
+        "DescribeGroup",
+        "CommittedOffsets",
+        "ReadDecisions",
+        "ListDecisions",
+        "InitProducer",
+    }
+)
+"""Calls that any broker can answer, and that change nothing: InitProducer returns a random id. Of these calls the next
+broker is asked too while one is silent. Any other call could be executed late by a broker that wakes, over a newer
+change."""
+_ELSEWHERE_SECONDS = 1.0
+"""How long a broker may be silent before the next one is asked too: one that is suspended accepts connections and never
+answers, and while a leader is looked up nothing is sent."""
 OUT_OF_DATE = (NotLeader, UnknownTopicId)
 """What is known of the topics is not true any more. To ask the same again does not help: ask for the topics first."""
 
@@ -248,6 +266,7 @@ class Cluster:
         self._control: dict[tuple[str, int], ControlConnection] = {}
         self._idle: dict[int, list[DataConnection]] = {}
         self._borrowed: weakref.WeakSet[DataConnection] = weakref.WeakSet()
+        self._answered_at: dict[tuple[str, int], float] = {}  # when a broker did last
         self._ever_answered = False
         self._stopped = threading.Event()
         after_fork(self, Cluster._after_fork_in_child)
@@ -378,6 +397,8 @@ class Cluster:
         self, method: str, request: Any, broker_id: int | None, repeatable: bool, timeout_ms: int | None
     ) -> Any:
         if broker_id is None:
+            if method not in _ASKED_OF_SEVERAL and timeout_ms is None:
+                self._see_who_answers()
             return self._call_any_of(self._addresses(), method, request, repeatable, timeout_ms)
         address = self._known_address(broker_id)
         try:
@@ -399,29 +420,26 @@ class Cluster:
         timeout_ms: int | None,
     ) -> Any:
         failures: list[KafkalogError] = []
-        silent: list[tuple[str, int]] = []  # and those that are uncertain
         uncertain: Any = None
         timeout_ms = timeout_ms or self.settings.request_timeout_ms
-        for address in addresses:
-            is_hurried = method in _METADATA and address != addresses[-1] and timeout_ms > _ELSEWHERE_MS
+        is_of_several = method in _ASKED_OF_SEVERAL and len(addresses) > 1
+        ask = partial(self._call_at, method=method, request=request, timeout_ms=timeout_ms)
+        for address, answer_of in (_side_by_side if is_of_several else _in_turn)(addresses, ask):
             try:
-                answer = self._call_at(
-                    address, method, request, _ELSEWHERE_MS if is_hurried else timeout_ms, is_hurried
-                )
+                answer = answer_of()
             except _NotSure as error:
                 if not repeatable:
                     raise
                 failures.append(error.cause)
-                silent.append(address)
             except _ELSEWHERE as error:
                 failures.append(error)
             else:
                 if method in _METADATA and answer.is_uncertain:
                     # Cut off from ZooKeeper it would name the leaders from before for as long as that lasts.
                     uncertain = answer if uncertain is None else uncertain
-                    silent.append(address)
                     continue
-                self._ask_last(silent)
+                if address != addresses[0]:
+                    self._ask_first(address)
                 return answer
         if uncertain is not None:
             return uncertain
@@ -433,19 +451,12 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(
-        self, address: tuple[str, int], method: str, request: Any, timeout_ms: int, is_hurried: bool = False
-    ) -> Any:
-        """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer.
-
-        Args:
-            is_hurried: another one can be asked. Then a broker that does not answer in time keeps its connection, which
-                may have other calls.
-        """
+    def _call_at(self, address: tuple[str, int], method: str, request: Any, timeout_ms: int) -> Any:
+        """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
-            control = self._connected(address, timeout_ms if is_hurried else None)
+            control = self._connected(address)
             try:
-                return control.call(method, request, timeout_ms)
+                answer = control.call(method, request, timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:
@@ -453,9 +464,20 @@ class Cluster:
             except (BrokerUnreachable, RequestTimedOut) as error:
                 if self._stopped.is_set():  # `close` ended the call
                     raise Closed(what="client") from None
-                if not is_hurried or not isinstance(error, RequestTimedOut):
-                    self._forget(address, control)  # a silent connection would delay the next calls too
+                self._forget(address, control)  # a silent connection would delay the next calls too
                 raise _NotSure(error) from None
+            with self._lock:
+                self._answered_at[address] = time.monotonic()
+            return answer
+
+    def _see_who_answers(self) -> None:
+        """Before a call that is sent to one broker after the other: if the first one has not answered lately, ask for
+        the cluster, so that one that answers now comes first."""
+        addresses = self._addresses()
+        answered_at = self._answered_at.get(addresses[0], -math.inf)
+        if len(addresses) > 1 and time.monotonic() - answered_at >= _ELSEWHERE_SECONDS:
+            with suppress(KafkalogError):  # the call's own failure says more
+                self.describe(patient=False)
 
     def _known_address(self, broker_id: int) -> tuple[str, int] | None:
         with self._lock:
@@ -480,23 +502,21 @@ class Cluster:
             connected = [address for address in self._control if address in known or address in self._bootstrap]
             return list(dict.fromkeys([*connected, *self._bootstrap, *known]))
 
-    def _connected(self, address: tuple[str, int], timeout_ms: int | None = None) -> ControlConnection:
-        """The connection to a broker; a new one has to be there in a time, None: in connect.timeout.ms."""
+    def _connected(self, address: tuple[str, int]) -> ControlConnection:
+        """The connection to a broker, perhaps a new one."""
         with self._lock:
             if self._stopped.is_set():
                 raise Closed(what="client")
             known = self._control.get(address)
         if known is not None:
             return known
-        connect_timeout_ms = self.settings.connect_timeout_ms
-        if timeout_ms is not None:
-            connect_timeout_ms = min(connect_timeout_ms, timeout_ms)
-        control = ControlConnection(*address, connect_timeout_ms=connect_timeout_ms)
+        control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
         description = control.connect()
         with self._lock:
             stopped = self._stopped.is_set()  # closed meanwhile: nobody would close this one
             if not stopped:
                 self._take_in(description)
+                self._answered_at[address] = time.monotonic()
             kept = None if stopped else self._control.setdefault(address, control)
         if kept is not control:
             control.close()
@@ -504,12 +524,11 @@ class Cluster:
             raise Closed(what="client")
         return kept
 
-    def _ask_last(self, silent: Iterable[tuple[str, int]]) -> None:
-        """Ask the other brokers that there are connections to before these, from now on."""
+    def _ask_first(self, address: tuple[str, int]) -> None:
+        """Ask this broker before the others from now on."""
         with self._lock:
-            for address in silent:
-                if address in self._control:
-                    self._control[address] = self._control.pop(address)
+            if address in self._control:
+                self._control = {address: self._control[address], **self._control}
 
     def _forget(self, address: tuple[str, int], control: ControlConnection) -> None:
         """Close a connection, and end the calls of other threads on it. It is removed first, so that a thread that
@@ -517,6 +536,7 @@ class Cluster:
         with self._lock:
             if self._control.get(address) is control:
                 del self._control[address]
+                self._answered_at.pop(address, None)
         control.close()
 
     def _take_in(self, description: pb.ClusterDescription) -> None:
@@ -761,6 +781,31 @@ class Cluster:
                 connection.abandon()
         self._control, self._idle = {}, {}
         self._borrowed = weakref.WeakSet()  # the parent's: to shut one down would end it there
+
+
+def _in_turn(
+    addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int]], Any]
+) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+    """Each address, and what asks there."""
+    for address in addresses:
+        yield address, partial(ask, address)
+
+
+def _side_by_side(
+    addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int]], Any]
+) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+    """Ask at one address after another, at the next one when all before have failed or been silent for a while. Yields
+    each address once there is an outcome, and what returns or raises it. Those that are silent are waited for only if
+    the caller goes on."""
+    asked: dict[Future[Any], tuple[str, int]] = {}
+    left = deque(addresses)
+    while left or asked:
+        if left:
+            address = left.popleft()
+            asked[in_background(partial(ask, address), here_if_need_be=True)] = address
+        done, _ = wait(asked, _ELSEWHERE_SECONDS if left else None, FIRST_COMPLETED)
+        for each in done:
+            yield asked.pop(each), each.result
 
 
 def _with_newest_leaders(topic: TopicInfo, known: TopicInfo) -> TopicInfo:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +100,18 @@ def test_a_topic_from_its_making_to_its_end(admin: Admin, topic: str) -> None:
     again = admin.create_topic(topic)
     assert again.topic_id != made.topic_id
     assert len(again.partitions) == 1
+
+
+@pytest.mark.parametrize("call", [Admin.describe_cluster, Admin.groups, lambda admin: admin.create_topic("made-soon")])
+def test_a_broker_that_accepts_and_never_answers_delays_no_call_for_long(
+    cluster: LocalCluster, call: Callable[[Admin], object]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as suspended:
+        servers = f"127.0.0.1:{suspended.getsockname()[1]},{cluster.bootstrap_servers}"
+        with Admin(servers) as admin:
+            began = time.monotonic()
+            call(admin)
+            assert time.monotonic() - began < 2.0
 
 
 def test_a_busy_broker_is_left_out_of_what_is_unserved(

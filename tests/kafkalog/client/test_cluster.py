@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,11 +34,14 @@ Address = tuple[str, int]
 
 
 class Network:
-    """Brokers by address; `silent` ones accept and do not answer. Keeps who was called, and which channels are open."""
+    """Brokers by address; `silent` ones accept and do not answer, `suspended` ones answer once they are `woken`. Keeps
+    who was called, and which channels are open."""
 
     def __init__(self) -> None:
         self.brokers: dict[Address, int] = {}
         self.silent: set[Address] = set()
+        self.suspended: set[Address] = set()
+        self.woken = threading.Event()
         self.uncertain: set[Address] = set()
         self.calls: list[tuple[str, Address]] = []
         self.timeouts_ms: list[int] = []
@@ -93,6 +96,8 @@ class Control:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
         if self.address in self.network.silent:
             raise RequestTimedOut(what=method, address=str(self.address), timeout_ms=timeout_ms)
+        if self.address in self.network.suspended:
+            assert self.network.woken.wait(30)
         return self.network.description(self.address) if method == "DescribeCluster" else (method, self.address)
 
     def begin(self, method: str, request: object, timeout_ms: int, when_done: Callable[[], object]) -> Call:
@@ -162,16 +167,55 @@ def test_a_broker_that_accepts_and_does_not_answer_is_asked_once_and_then_anothe
     assert network.calls == [("Ask", ONE), ("Ask", TWO), ("Ask", TWO)]
 
 
-def test_metadata_is_soon_asked_of_another_broker_and_the_silent_one_is_asked_last_from_then_on(
-    network: Network, connected: Cluster
+@pytest.fixture
+def hurried(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """A client that waits for the first broker for a moment only; suspended brokers wake at the end."""
+    monkeypatch.setattr(cluster_module, "_ELSEWHERE_SECONDS", 0.02)
+    yield network
+    network.woken.set()
+
+
+@pytest.mark.parametrize("method", sorted(cluster_module._ASKED_OF_SEVERAL - {*cluster_module._METADATA}))
+def test_what_any_broker_can_answer_is_asked_of_another_too_while_one_is_silent(
+    hurried: Network, connected: Cluster, method: str
 ) -> None:
-    network.silent = {ONE}
-    connected.describe()
-    assert network.calls == [("DescribeCluster", ONE), ("DescribeCluster", TWO)]
-    assert network.timeouts_ms == [1000, 30_000]
-    assert [control.address for control in network.open] == [ONE, TWO]
-    connected.describe()
-    assert network.calls[2:] == [("DescribeCluster", TWO)]
+    hurried.suspended = {ONE}
+    assert connected.call(method, None) == (method, TWO)
+    assert hurried.calls == [(method, ONE), (method, TWO)]
+    assert [control.address for control in hurried.open] == [ONE, TWO], "it may have other calls"
+    assert connected.call(method, None) == (method, TWO)
+    assert hurried.calls[2:] == [(method, TWO)], "the one that answered comes first from then on"
+
+
+def test_metadata_is_soon_asked_of_another_broker(hurried: Network, connected: Cluster) -> None:
+    hurried.suspended = {ONE}
+    for asked in ([ONE, TWO], [TWO]):
+        hurried.calls.clear()
+        assert {broker.broker_id for broker in connected.describe().brokers} == {1, 2}
+        assert hurried.calls == [("DescribeCluster", address) for address in asked]
+
+
+def test_the_first_answer_counts_also_of_a_broker_that_was_silent_for_a_while(
+    hurried: Network, connected: Cluster
+) -> None:
+    asked_all = threading.Event()
+    hurried.suspended, hurried.on_connect = {ONE, TWO}, asked_all.set
+    waking = threading.Thread(target=lambda: asked_all.wait(30) and hurried.woken.set(), daemon=True)
+    waking.start()
+    method, answered_by = connected.call("ListGroups", None)
+    assert method == "ListGroups" and answered_by in (ONE, TWO)
+    assert set(hurried.timeouts_ms) == {30_000}, "each has the whole time"
+    waking.join(30)
+
+
+@pytest.mark.parametrize("how", [{"repeatable": False}, {}])
+def test_a_change_is_sent_to_one_broker_only_that_has_answered_lately(
+    hurried: Network, connected: Cluster, how: dict[str, Any]
+) -> None:
+    hurried.suspended = {ONE}
+    threading.Event().wait(0.03)  # since it has answered
+    assert connected.call("Change", None, **how) == ("Change", TWO)
+    assert hurried.calls == [("DescribeCluster", ONE), ("DescribeCluster", TWO), ("Change", TWO)]
 
 
 def test_metadata_of_a_broker_that_is_uncertain_of_it_counts_only_if_every_broker_is(
@@ -543,7 +587,7 @@ def test_a_call_that_must_not_be_made_twice_is_not_repeated_after_an_answer(
 ) -> None:
     calls: list[str] = []
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         calls.append("")
         raise DiskFull(directory="/data", reason="full")
 
