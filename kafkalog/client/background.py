@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kafkalog.errors import OutOfThreads
 
 _Result = TypeVar("_Result")
+
+
+class _HasClose(Protocol):
+    def close(self) -> None: ...
+
+
+_Closable = TypeVar("_Closable", bound=_HasClose)
 
 
 def in_background(
@@ -44,3 +51,9 @@ def in_background(
             return future
         future.set_exception(OutOfThreads(process="the client", reason=str(error)))
     return future
+
+
+def close_result(call: Future[_Closable]) -> None:
+    """Close what a call has made that nobody waits for any more: for `Future.add_done_callback`."""
+    if call.exception() is None:
+        call.result().close()

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from kafkalog.client.background import in_background
+from kafkalog.client.background import close_result, in_background
 from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, QUIET_SECONDS, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
@@ -458,7 +458,7 @@ class Fetcher:
         for broker_id in self._troubles.keys() - leaders - {_ANY_BROKER}:
             del self._troubles[broker_id]
         for broker_id in self._connecting.keys() - leaders:
-            self._connecting.pop(broker_id).add_done_callback(_close_made)
+            self._connecting.pop(broker_id).add_done_callback(close_result)
 
     def _leader_of(self, source: Source) -> int | None:
         """The broker to ask; None while metadata is being fetched, or if there is no leader: then the source or its
@@ -827,7 +827,7 @@ class Fetcher:
         for broker_id, link in list(self._links.items()):
             self._drop(broker_id, link)
         for connecting in self._connecting.values():
-            connecting.add_done_callback(_close_made)
+            connecting.add_done_callback(close_result)
         self._wake_receiver.close()
         self._wake_sender.close()
         if self._on_closed is not None:
@@ -844,8 +844,3 @@ class Fetcher:
         self._wake_receiver.close()
         self._wake_sender.close()
         self._renew()
-
-
-def _close_made(connecting: Future[DataConnection]) -> None:
-    if connecting.exception() is None:
-        connecting.result().close()

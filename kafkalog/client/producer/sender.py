@@ -11,8 +11,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
 from typing import NamedTuple
 
+from kafkalog.client.background import close_result, in_background
 from kafkalog.client.cluster import LOOK_SECONDS, QUIET_LOOK_SECONDS, QUIET_SECONDS, Cluster
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.link import Link
@@ -21,8 +24,10 @@ from kafkalog.client.producer.encode import Body, encode_records
 from kafkalog.client.producer.queue import Batch, Failed, Identity, PartitionQueue
 from kafkalog.errors import (
     BrokerUnreachable,
+    Closed,
     InternalError,
     KafkalogError,
+    NotLeader,
     OutOfOrderSequence,
     OutOfThreads,
     RequestTimedOut,
@@ -30,6 +35,7 @@ from kafkalog.errors import (
 from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
 from kafkalog.format.columns import Columns, Headers, encode_columns
+from kafkalog.net.data import DataConnection
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
 
@@ -310,7 +316,7 @@ class Sender:
 
     def _send(self, requests: list[_Request]) -> None:
         try:
-            link = self._connected()
+            link = self._connected(requests)
         except KafkalogError as error:
             self._not_sent(requests, error)
             return
@@ -345,11 +351,11 @@ class Sender:
         if not self._acks:
             self._finish_unanswered(requests, None)
 
-    def _connected(self) -> Link[_Request]:
+    def _connected(self, requests: list[_Request]) -> Link[_Request]:
         link = self._link
         if link is not None:
             return link
-        connection = self._cluster.connect_data(self.broker_id)
+        connection = self._new_connection(requests)
         link = Link(connection)
         reader = threading.Thread(target=self._read, args=(link,), name=f"producer-{self.broker_id}-acks", daemon=True)
         with self._accumulator.lock:
@@ -364,6 +370,29 @@ class Sender:
             if self._stopping:
                 connection.shut_down()
         return link
+
+    def _new_connection(self, requests: list[_Request]) -> DataConnection:
+        """Connect, to send these requests. A broker that is suspended accepts and does not greet, and the leader may
+        change long before connect.timeout.ms is over: so it is looked up meanwhile.
+
+        Raises:
+            NotLeader: the broker does not lead one of the partitions any more.
+            Closed: the sender is stopped.
+            BrokerUnreachable, ProtocolError.
+        """
+        connect = partial(self._cluster.connect_data, self.broker_id)
+        connecting = in_background(connect, here_if_need_be=True)
+        while not wait([connecting], QUIET_LOOK_SECONDS).done:
+            self._refresh()
+            with self._accumulator.lock:
+                moved = [request.queue for request in requests if request.queue.leader != self.broker_id]
+                stopping = self._stopping
+            if moved or stopping:
+                connecting.add_done_callback(close_result)
+                if stopping:
+                    raise Closed(what="producer")
+                raise NotLeader(broker_id=self.broker_id, partition=str(moved[0].topic_partition))
+        return connecting.result()
 
     def _encode_requests(
         self, link: Link[_Request], requests: list[_Request]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue as queues
 import threading
 import time
@@ -252,6 +253,60 @@ def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_
     part.connection.answer(base_offset=5)  # what was sent again
     assert senders.outcome(batch) == 5
     assert part.connects > 1
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_leader_is_looked_up_while_a_connection_to_the_last_one_hangs(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    """As a suspended broker's does: it accepts, and does not greet."""
+    monkeypatch.setattr(module, "QUIET_LOOK_SECONDS", 0.02)
+    hanging, leading = Part(), Part()
+    former, next_leader = senders.start(hanging), senders.start(leading)
+    queue = senders.queue("t")
+    queue.leader = former.broker_id
+    woken, has_changed = threading.Event(), threading.Event()
+    hanging.on_connect = lambda: woken.wait(LIMIT)
+
+    def change() -> None:  # as a producer does that takes in the topics
+        with senders.accumulator.lock:
+            if is_stopped:
+                former.stop()
+            else:
+                former.drop(queue)
+                queue.leader, hanging.leader = 2, next_leader
+        has_changed.set()
+
+    hanging.on_refresh = change
+    batch = senders.send(former, queue)
+    assert has_changed.wait(LIMIT / 3)
+    if is_stopped:
+        former.join(LIMIT / 3)
+        assert not former._thread.is_alive()
+    else:
+        leading.connection.answer(3)
+        assert senders.outcome(batch) == 3
+    assert not hanging.connection.is_closed
+    woken.set()
+    waited_for(lambda: hanging.connection.is_closed)
+    assert hanging.connection.sent.empty()
+
+
+def test_an_answer_that_nobody_waits_for_is_not_looked_for(senders: Senders) -> None:
+    """Its topic was deleted. The sender looked up the leader again and again, without a pause."""
+    sender, queue = senders.make(Part()), senders.queue("t")
+    connection: Any = Connection()
+    with senders.accumulator.lock:
+        senders.add(queue, b"x")
+        sender.has_work(queue, 0.0)
+        requests, *_ = sender._collect(0.0)
+        sender._link = Link(connection)
+        sender._link.began(1, requests[0], LIMIT)
+        sender._quiet_since = -math.inf
+        assert sender._is_quiet() and sender._look_at(0.0) < math.inf
+        senders.accumulator.finish([(batch, UnknownTopic(topic="t")) for batch in queue.clear()])
+        _, _, wake_at, _ = sender._collect(0.0)
+        assert (sender._look_at(0.0), wake_at) == (math.inf, LIMIT)
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
