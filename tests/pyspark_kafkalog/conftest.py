@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Message, Producer
+from pyspark_kafkalog.write import at_least_once
 from tests.pyspark_kafkalog.live import Live
 from tests.reading import all_messages
 
@@ -23,6 +25,16 @@ def admin(cluster: LocalCluster) -> Iterator[Admin]:
 def options(cluster: LocalCluster, topic: str) -> dict[str, str]:
     """A write's options; the topic is not made."""
     return {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": topic}
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Producer]]:
+    """The producers that this process keeps for its next task: none before a test, none after it."""
+    producers: dict[Any, Producer] = {}
+    monkeypatch.setattr(at_least_once, "_producers", producers)
+    yield producers
+    for producer in producers.values():
+        producer.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from broker.local import LocalCluster
-from kafkalog import Admin, Message, TopicPartition
+from kafkalog import Admin, Message, Producer, TopicPartition
 from kafkalog.client.producer.partitioner import partition_for_key
 from kafkalog.errors import (
     BatchTooLarge,
@@ -23,7 +23,6 @@ from kafkalog.errors import (
     UnknownTopic,
 )
 from pyspark_kafkalog.sink import BatchWriter
-from pyspark_kafkalog.write import at_least_once as direct
 
 MessagesIn = Callable[[str], list[Message]]
 VALUES = StructType([StructField("value", StringType())])
@@ -198,7 +197,7 @@ def test_a_failed_write_raises_one_sentence(spark: SparkSession, options: dict[s
 
 
 @pytest.fixture
-def at_least_once(options: dict[str, str]) -> dict[str, str]:
+def at_least_once(options: dict[str, str], kept: dict[Any, Producer]) -> dict[str, str]:
     return {**options, "delivery": "at-least-once"}
 
 
@@ -226,16 +225,15 @@ def test_an_unknown_topic_and_partition_and_too_large_a_record_fail_the_task(
 
 
 def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
-    admin: Admin, at_least_once: dict[str, str], topic: str, messages_in: MessagesIn
+    admin: Admin, at_least_once: dict[str, str], kept: dict[Any, Producer], topic: str, messages_in: MessagesIn
 ) -> None:
     admin.create_topic(topic)
     at_least_once["kafkalog.linger.ms"] = "60000"
     writer = BatchWriter(VALUES, at_least_once, overwrite=False)
-    before = set(direct._producers.values())
     writer.write(iter([batch_of(["a"])]))
-    (kept,) = set(direct._producers.values()) - before
+    [producer] = kept.values()
     writer.write(iter([]))
-    assert set(direct._producers.values()) - before == {kept}
+    assert list(kept.values()) == [producer]
 
     def fails() -> Iterator[pa.RecordBatch]:
         yield batch_of(["b"])
@@ -243,9 +241,9 @@ def test_a_producer_outlives_a_task_that_ends_well_and_no_other(
 
     with pytest.raises(EOFError, match="the task failed"):
         writer.write(fails())
-    assert set(direct._producers.values()) == before
+    assert kept == {}
     with pytest.raises(KafkalogError):
-        kept.send(topic, b"c")
+        producer.send(topic, b"c")
     writer.write(iter([batch_of(["d"])]))
     assert [m.value for m in messages_in(topic) if m.value != b"b"] == [b"a", b"d"]
 

@@ -19,16 +19,6 @@ MessagesIn = Callable[[str], list[Message]]
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
-    """The producers that this process keeps: none before a test, none after it."""
-    producers: dict[Any, Any] = {}
-    monkeypatch.setattr(at_least_once, "_producers", producers)
-    yield producers
-    for producer in producers.values():
-        producer.close()
-
-
-@pytest.fixture
 def sink(admin: Admin, options: dict[str, str], topic: str) -> SinkOptions:
     admin.create_topic(topic, partitions=1)
     return parse_sink({**options, "delivery": "at-least-once"})
