@@ -39,6 +39,7 @@ from kafkalog.errors import (
     InvalidTopicName,
     KafkalogError,
     LeaderNotAvailable,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     PartitionLost,
     RequestTimedOut,
@@ -130,6 +131,8 @@ def list_offsets(
     cluster: Cluster,
     wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
     failed: dict[TopicPartition, KafkalogError] | None = None,
+    *,
+    awaits_ends: bool = True,
 ) -> dict[TopicPartition, ListedOffset]:
     """The offsets at which partitions start or end now, or reach a timestamp or size. Sends one request to each leader,
     and one more for the batches in which a timestamp is searched for.
@@ -137,13 +140,15 @@ def list_offsets(
     Args:
         failed: filled with the errors of partitions that are not served, such as a lost one; the others are answered.
             None: the first error is raised.
+        awaits_ends: whether a partition is asked for again while its leader does not know the end; if not, its
+            OffsetNotAvailable is in `failed`.
 
     Raises:
         UnknownTopic, UnknownPartition: of the partitions asked for.
         PartitionLost, FileRefused, StorageFailed: a partition is not served.
         BrokerUnreachable, LeaderNotAvailable: a leader did not answer in time.
     """
-    lookup = _OffsetLookup(cluster, wanted, failed)
+    lookup = _OffsetLookup(cluster, wanted, failed, awaits_ends)
     return with_fresh_leaders(cluster, {partition.topic for partition in wanted}, lookup.attempt)
 
 
@@ -155,10 +160,12 @@ class _OffsetLookup:
         cluster: Cluster,
         wanted: Mapping[TopicPartition, str | AtTimestamp | AfterBytes],
         failed: dict[TopicPartition, KafkalogError] | None,
+        awaits_ends: bool,
     ) -> None:
         self._cluster = cluster
         self._wanted = wanted
         self._failed = failed
+        self._awaits_ends = awaits_ends
         self._found: dict[TopicPartition, ListedOffset] = {}
 
     def attempt(self) -> dict[TopicPartition, ListedOffset]:
@@ -187,7 +194,8 @@ class _OffsetLookup:
         return {partition: found[partition] for partition in wanted if partition in found}
 
     def _refused(self, partition: TopicPartition, error: KafkalogError) -> None:
-        if self._failed is None or error.retriable:
+        is_passing = error.retriable and (self._awaits_ends or not isinstance(error, OffsetNotAvailable))
+        if self._failed is None or is_passing:
             raise error
         self._failed[partition] = error
 
@@ -303,7 +311,7 @@ def with_fresh_leaders(cluster: Cluster, topics: Iterable[str], attempt: Callabl
                 partition=error.facts.get("partition", error.facts.get("topic_id", "asked for")),
                 broker_id=error.facts.get("broker_id", NO_LEADER),
             ) from None
-        except (BrokerUnreachable, RequestTimedOut):  # another replica may lead by now
+        except (BrokerUnreachable, RequestTimedOut, OffsetNotAvailable):  # another replica may lead by now
             with suppress(KafkalogError):
                 cluster.refresh(names, patient=False)
             raise

@@ -16,6 +16,7 @@ from kafkalog.errors import (
     InvalidArgument,
     KafkalogError,
     LeaderNotAvailable,
+    OffsetNotAvailable,
     UnknownPartition,
     UnknownTopic,
     UnknownTopicId,
@@ -162,6 +163,18 @@ class Lookup:
     def at(self, symbol: int, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
         """The offset at which each partition starts (EARLIEST) or ends (LATEST) now."""
         return offsets_at(connected(self.options), dict.fromkeys(partitions, symbol))
+
+    def known_ends(self, partitions: Iterable[TopicPartition]) -> PartitionOffsets:
+        """The offset at which each partition ends now, without those whose new leader does not know it yet."""
+        from kafkalog.client.admin import list_offsets
+
+        unknown: dict[TopicPartition, KafkalogError] = {}
+        latest = dict.fromkeys(partitions, "latest")
+        listed = list_offsets(connected(self.options), latest, unknown, awaits_ends=False) if latest else {}
+        for error in unknown.values():
+            if not isinstance(error, OffsetNotAvailable):
+                raise error
+        return {partition: each.offset for partition, each in listed.items() if each.offset is not None}
 
     def earliest_of_those_there(self, partitions: Sequence[TopicPartition]) -> PartitionOffsets:
         """The current start offsets of partitions; those that do not exist are left out."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from kafkalog.errors import BrokerUnreachable, CheckpointOfOthers, DataLost, KafkalogError, UnknownTopic
@@ -70,6 +70,7 @@ class StreamSession:
         self._moving: set[TopicPartition] = set()
         self._hold_start = False
         self._leaves_out_unopened = False
+        self._ends_unknown: set[TopicPartition] = set()
         self._went_on = False
         self._is_unread = False
         self._left_out: set[str] = set()  # what was logged already
@@ -170,7 +171,7 @@ class StreamSession:
 
     def _next_position(self, position: PartitionOffsets, max_offsets: int, everything: bool) -> PartitionOffsets:
         self._is_unread = position == self._initial and not self._went_on
-        latest = self._look(position)
+        latest = self._look(position, is_last=everything or (self.available_now and self._target is None))
         self._went_on = True
         self._publish(position, latest)
         if self.available_now:
@@ -275,12 +276,16 @@ class StreamSession:
 
     # --- what is there -------------------------------------------------------------------------------------------
 
-    def _look(self, position: PartitionOffsets) -> PartitionOffsets:
-        """The current ends of the selected partitions; a loss is checked again before it is accepted."""
-        self.latest = self._lookup.asked_again(lambda losses: self._checked(position, losses), self._losses)
+    def _look(self, position: PartitionOffsets, *, is_last: bool = False) -> PartitionOffsets:
+        """The current ends of the selected partitions; a loss is checked again before it is accepted.
+
+        Args:
+            is_last: no later look decides what is read.
+        """
+        self.latest = self._lookup.asked_again(lambda losses: self._checked(position, losses, is_last), self._losses)
         return self.latest
 
-    def _checked(self, position: PartitionOffsets, losses: Losses) -> PartitionOffsets:
+    def _checked(self, position: PartitionOffsets, losses: Losses, is_last: bool) -> PartitionOffsets:
         position = self._selected(position)
         # A topic that is not in the position counts as new, whichever topic had the name before.
         topics = {partition.topic for partition in position}
@@ -288,7 +293,7 @@ class StreamSession:
         partitions, made_anew = self._partitions(position, losses)
         unopened = self._unopened(partitions.keys() - position.keys())
         partitions = {partition: partitions[partition] for partition in partitions if partition not in unopened}
-        latest = self._lookup.at(LATEST, partitions)
+        latest = self._ends(position, partitions, may_wait=is_last or bool(made_anew))
         for lost in (*whats_gone(position, latest), *whats_moved_back(position, latest)):
             losses.found(lost)
         new = sorted(latest.keys() - position.keys())
@@ -302,6 +307,22 @@ class StreamSession:
         for partition in partitions:
             self._topic_ids[partition.topic] = partitions[partition]
         return latest
+
+    def _ends(
+        self, position: PartitionOffsets, partitions: Iterable[TopicPartition], *, may_wait: bool
+    ) -> PartitionOffsets:
+        """The current ends of partitions. A new leader does not know at once up to where the last one let readers read.
+        If this may not wait for that, the partition ends where it was last seen to: it has nothing new yet. A new one
+        is left out, to be read later."""
+        if may_wait:
+            return self._lookup.at(LATEST, partitions)
+        ends = self._lookup.known_ends(partitions)
+        unknown = set(partitions) - ends.keys()
+        if unknown and unknown != self._ends_unknown:
+            log.info("ends_not_known_yet", partitions=partition_names(unknown))
+        self._ends_unknown = unknown
+        seen = {p: max(position[p], self.latest.get(p, 0)) for p in unknown if p in position}
+        return {p: end for p in partitions if (end := ends.get(p, seen.get(p))) is not None}
 
     def _unopened(self, new: AbstractSet[TopicPartition]) -> set[TopicPartition]:
         """New partitions to be read later: their logs are being opened, which may take half a minute for a large topic,
@@ -465,7 +486,7 @@ class StreamSession:
                 )
 
         def look(losses: Losses) -> None:
-            self._check_has(self._lookup.at(LATEST, self._partitions(end, losses)[0]), end)
+            self._check_has(self._ends(end, self._partitions(end, losses)[0], may_wait=False), end)
 
         self._lookup.asked_again(look, Losses(fail=False))  # the check then reports what is missing
 

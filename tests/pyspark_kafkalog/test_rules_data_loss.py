@@ -29,7 +29,6 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import read_header
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import LATEST
 from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.read.offset_reader import Lookup
 from pyspark_kafkalog.source import StreamReader
@@ -94,16 +93,15 @@ def test_a_suspected_loss_is_asked_again_before_it_is_believed(
 ) -> None:
     topic = live.topic(5)
     stream, start, end = started(live, topic, **options)
-    looks: list[int] = []
-    at = Lookup.at
+    looks: list[str] = []
+    known_ends = Lookup.known_ends
 
-    def lagging(self: Lookup, symbol: int, partitions: Any) -> Any:
-        found = at(self, symbol, partitions)
-        if symbol == LATEST:
-            looks.append(symbol)
+    def lagging(self: Lookup, partitions: Any) -> Any:
+        found = known_ends(self, partitions)
+        looks.append(topic)
         return dict.fromkeys(found, 3) if len(looks) < 3 else found
 
-    monkeypatch.setattr(Lookup, "at", lagging)
+    monkeypatch.setattr(Lookup, "known_ends", lagging)
     assert stream.latestOffset(start, EVERYTHING) == {topic: {"0": 3}}
     looks.clear()
     live.append(topic, 1)
@@ -778,16 +776,16 @@ def test_available_now_leaves_out_no_topic_of_which_the_group_cannot_be_asked(
 def test_available_now_looks_again_before_it_believes_a_loss_when_it_plans(live: Live, monkeypatch: Any) -> None:
     topic = live.topic(4)
     stream, start, end = available_now(live, topic)
-    at, lagging = Lookup.at, [1]
+    known_ends, lagging = Lookup.known_ends, [1]
 
-    def looked(self: Lookup, symbol: int, partitions: Any) -> Any:
-        found = at(self, symbol, partitions)
-        if symbol == LATEST and lagging[0]:
+    def looked(self: Lookup, partitions: Any) -> Any:
+        found = known_ends(self, partitions)
+        if lagging[0]:
             lagging[0] -= 1
             return dict.fromkeys(found, 1)
         return found
 
-    monkeypatch.setattr(Lookup, "at", looked)
+    monkeypatch.setattr(Lookup, "known_ends", looked)
     assert len(read_between(stream, start, end)) == 4
     assert lagging == [0]
 

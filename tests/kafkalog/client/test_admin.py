@@ -346,7 +346,18 @@ def test_the_end_of_a_partition_is_asked_for_until_its_new_leader_knows_it() -> 
     unknown = OffsetNotAvailable(partition="t-0", leader_epoch=2)
     leading: Any = Leading({0: AWAY}, {0: unknown}, {0: 5})
     assert list_offsets(leading, {partition: "latest"})[partition].offset == 5
-    assert leading.refreshed == [["t"]]  # after the leader did not answer: another may lead
+    assert leading.refreshed == [["t"], ["t"]]  # each time: another may lead
+
+
+def test_ends_that_are_not_known_yet_are_not_waited_for_if_so_asked() -> None:
+    places = [TopicPartition("t", number) for number in range(2)]
+    unknown = OffsetNotAvailable(partition="t-0", leader_epoch=2)
+    leading: Any = Leading({0: unknown, 1: 5})
+    failed: dict[TopicPartition, KafkalogError] = {}
+    found = list_offsets(leading, dict.fromkeys(places, "latest"), failed, awaits_ends=False)
+    assert {each: found[each].offset for each in found} == {places[1]: 5}
+    assert {each: type(error) for each, error in failed.items()} == {places[0]: OffsetNotAvailable}
+    assert leading.refreshed == []
 
 
 @pytest.mark.parametrize(("answers", "is_news"), [([{0: 0}], False), ([{0: 6}], True), ([{0: LOST}], True), ([], True)])

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from kafkalog.errors import LeaderNotAvailable
+from kafkalog.errors import LeaderNotAvailable, OffsetNotAvailable
 from kafkalog.records import TopicPartition
-from pyspark_kafkalog.offsets import EARLIEST
+from pyspark_kafkalog.offsets import EARLIEST, LATEST
 from pyspark_kafkalog.read.options import parse_source
 from pyspark_kafkalog.read.stream import StreamSession
 from pyspark_kafkalog.source import BatchReader, StreamReader
@@ -81,6 +81,9 @@ class Opening:
             raise LeaderNotAvailable(partition=str(partition), broker_id=-1)
         return dict.fromkeys(partitions, 0 if symbol == EARLIEST else 7)
 
+    def known_ends(self, partitions: Any) -> dict[TopicPartition, int]:
+        return self.at(LATEST, partitions)
+
     def earliest_of_those_there(self, partitions: Any) -> dict[TopicPartition, int]:
         return self.at(EARLIEST, partitions)
 
@@ -97,3 +100,50 @@ def test_a_new_partition_is_met_once_its_log_is_open_and_keeps_no_other_waiting(
     session.available_now = True
     with pytest.raises(LeaderNotAvailable):  # there is no later look
         session._look({A0: 5})
+
+
+class Elected(Opening):
+    """A leader of a-0 that does not know its end while `waits` is set, and a b-0 with another leader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed.clear()
+        self.waits: set[TopicPartition] = set()
+
+    def known_ends(self, partitions: Any) -> dict[TopicPartition, int]:
+        return {partition: 7 for partition in partitions if partition not in self.waits}
+
+    def at(self, symbol: int, partitions: Any) -> dict[TopicPartition, int]:
+        for partition in self.waits & set(partitions) if symbol == LATEST else ():
+            raise OffsetNotAvailable(partition=str(partition), leader_epoch=1)
+        return super().at(symbol, partitions)
+
+
+def test_a_partition_whose_new_leader_does_not_know_its_end_has_nothing_new_and_does_not_go_back(session: Any) -> None:
+    session._lookup = elected = Elected()
+    session._see_group = lambda *_: None
+    assert session._look({A0: 5, B0: 5}) == {A0: 7, B0: 7}
+    elected.waits = {A0}
+    assert session._look({A0: 5, B0: 5}) == {A0: 7, B0: 7}, "as it was seen last"
+    session.latest = {}
+    assert session._look({A0: 5, B0: 5}) == {A0: 5, B0: 7}, "after a restart nobody has seen more than was read"
+    assert session._look({B0: 5}) == {B0: 7}, "a new one is met later"
+    with pytest.raises(OffsetNotAvailable):
+        session._look({A0: 5, B0: 5}, is_last=True)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_only_what_a_trigger_ends_with_waits_for_a_leader_that_does_not_know_its_end(
+    session: Any, everything: bool
+) -> None:
+    session._lookup = elected = Elected()
+    session._see_group = lambda *_: None
+    session.progress = SimpleNamespace(at=lambda position, ids: None)
+    session.available_now, elected.waits = not everything, {A0}
+    with pytest.raises(OffsetNotAvailable):
+        session._next_position({A0: 5, B0: 5}, 100, everything)
+    elected.waits = set()
+    assert session._next_position({A0: 5, B0: 5}, 100, everything) == {A0: 7, B0: 7}
+    elected.waits = {A0}
+    if not everything:
+        assert session._next_position({A0: 7, B0: 7}, 100, everything) == {A0: 7, B0: 7}, "its target is known"
