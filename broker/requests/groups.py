@@ -65,7 +65,9 @@ def committed_offsets(request: pb.CommittedOffsetsRequest, host: Host) -> pb.Com
         found = _of_present_topics(host, found)
     reply = pb.CommittedOffsetsReply()
     for (topic, number), each in sorted(found.items()):
-        reply.offsets.add(topic=topic, partition=number, offset=each.offset, topic_id=each.topic_id)
+        told = reply.offsets.add(topic=topic, partition=number, offset=each.offset, topic_id=each.topic_id)
+        if each.leader_epoch != NO_EPOCH:
+            told.leader_epoch = each.leader_epoch
     return reply
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kafkalog.client.cluster import Cluster
@@ -129,9 +130,22 @@ def describe_group(cluster: Cluster, group: str, *, patient: bool = True) -> Gro
 
 def committed_offsets(cluster: Cluster, group: str, topics: Iterable[str]) -> dict[TopicPartition, int]:
     """A group's offsets in some topics, or in all if none is named."""
+    return {partition: offset for partition, (offset, _) in offsets_with_epochs(cluster, group, topics).items()}
+
+
+def offsets_with_epochs(
+    cluster: Cluster, group: str, topics: Iterable[str]
+) -> dict[TopicPartition, tuple[int, int | None]]:
+    """The same, with the leader epochs in which the logs had what is before the offsets; None: not known."""
     request = pb.CommittedOffsetsRequest(group=group, topics=list(topics))
     reply: pb.CommittedOffsetsReply = cluster.call("CommittedOffsets", request)
-    return {TopicPartition(each.topic, each.partition): each.offset for each in reply.offsets}
+    return {
+        TopicPartition(each.topic, each.partition): (
+            each.offset,
+            each.leader_epoch if each.HasField("leader_epoch") else None,
+        )
+        for each in reply.offsets
+    }
 
 
 def offsets_with_topic_ids(
@@ -173,17 +187,22 @@ def commit_offsets(
     offsets: Mapping[TopicPartition, int],
     topic_ids: Mapping[str, bytes] = _ANY,
     writer: Writer | None = None,
+    epochs: Mapping[TopicPartition, int | None] = MappingProxyType({}),
 ) -> None:
     """Write a group's offsets.
 
     Args:
         topic_ids: of the offsets' topics, if known: a topic created again under the name gets none of them.
         writer: None: a commit by hand; of several the one that is executed last counts.
+        epochs: the leader epochs in which the logs had what is before the offsets, where they are known.
 
     Raises:
         InvalidRequest, UnknownTopic, UnknownTopicId, UnknownPartition.
     """
     request = pb.CommitOffsetsRequest(group=group, offsets=_to_wire(offsets, topic_ids))
+    for partition, each in zip(offsets, request.offsets, strict=True):
+        if (epoch := epochs.get(partition)) is not None:
+            each.leader_epoch = epoch
     if writer is not None:
         request.writer, request.order = writer.token, writer.next_order()
     cluster.call("CommitOffsets", request)

@@ -29,7 +29,7 @@ from kafkalog.client.consumer.callbacks import Callback, InCallback, Subscriptio
 from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Membership
-from kafkalog.client.groups import Writer, commit_offsets, committed_offsets
+from kafkalog.client.groups import Writer, commit_offsets, committed_offsets, offsets_with_epochs
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
@@ -163,9 +163,11 @@ class Consumer:
         topics = {topic.name: topic for topic in self._cluster.describe_topics(names)} if names else {}
         for partition in wanted:
             topics[partition.topic].partition(partition.partition)
+        epochs: dict[TopicPartition, int | None] = {}
+        starts_at = self._resolved(wanted, epochs)
         cursors = {
-            partition: Cursor(Source(partition, topics[partition.topic].topic_id, offset))
-            for partition, offset in self._resolved(wanted).items()
+            partition: Cursor(Source(partition, topics[partition.topic].topic_id, offset, epochs.get(partition)))
+            for partition, offset in starts_at.items()
         }
         with self._fetcher.lock:
             self._topic_ids |= {topic: cursor.source.reader.topic_id for (topic, _), cursor in cursors.items()}
@@ -353,7 +355,7 @@ class Consumer:
         self._check_open()
         cursor = self._cursor(partition)
         _check_starts({partition: where})
-        [offset] = self._resolved({cursor.source.topic_partition: where}).values()
+        [offset] = self._resolved({cursor.source.topic_partition: where}, {}).values()
         self._cursors.seek(cursor, offset)
 
     def position(self, partition: TopicPartition) -> int:
@@ -374,12 +376,18 @@ class Consumer:
     def _cursor(self, partition: TopicPartition) -> Cursor:
         return self._cursors.of(arguments.partition(partition))
 
-    def _resolved(self, starts: Mapping[TopicPartition, str | int | AtTimestamp]) -> dict[TopicPartition, int]:
-        """The offset of each start, looked up where it is symbolic."""
+    def _resolved(
+        self, starts: Mapping[TopicPartition, str | int | AtTimestamp], epochs: dict[TopicPartition, int | None]
+    ) -> dict[TopicPartition, int]:
+        """The offset of each start, looked up where it is symbolic.
+
+        Args:
+            epochs: filled with the leader epochs in which what is before committed offsets was read.
+        """
         wanted = dict(starts)
         from_group = [partition for partition, start in wanted.items() if start == "committed"]
         if from_group:
-            wanted |= self._committed_or_fallback(from_group)
+            wanted |= self._committed_or_fallback(from_group, epochs)
         offsets = {partition: start for partition, start in wanted.items() if isinstance(start, int)}
         listed = {partition: start for partition, start in wanted.items() if not isinstance(start, int)}
         beyond = []
@@ -393,13 +401,20 @@ class Consumer:
             offsets[partition] = found.offset
         return {partition: offsets[partition] for partition in wanted}
 
-    def _committed_or_fallback(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int | str]:
-        committed = self.committed(partitions)
-        fallback = self._settings.committed_fallback
+    def _committed_or_fallback(
+        self, partitions: Sequence[TopicPartition], epochs: dict[TopicPartition, int | None]
+    ) -> dict[TopicPartition, int | str]:
+        topics = sorted({partition.topic for partition in partitions})
+        committed = offsets_with_epochs(self._cluster, self._group_or_error(), topics)
+        found: dict[TopicPartition, int | str] = {}
         for partition in partitions:
-            if partition not in committed and fallback == "error":
+            if partition in committed:
+                found[partition], epochs[partition] = committed[partition]
+            elif self._settings.committed_fallback == "error":
                 raise NoCommittedOffset(group=self._group, partition=str(partition))
-        return {partition: committed.get(partition, fallback) for partition in partitions}
+            else:
+                found[partition] = self._settings.committed_fallback
+        return found
 
     # --- group offsets
 
@@ -437,7 +452,10 @@ class Consumer:
         elif membership is not None:
             membership.commit(offsets)
         else:
-            commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer)
+            with self._fetcher.lock:
+                cursors = self._cursors.by_partition
+                epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
+            commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer, epochs)
 
     def _offsets_after(
         self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None

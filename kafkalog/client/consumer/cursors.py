@@ -189,6 +189,10 @@ class Cursor:
         hands = [hand.first_offset() for hand in self.hands]  # first: what leaves `left` meanwhile is in a hand
         return min([self.next_offset(), *hands])
 
+    def read_in(self) -> int | None:
+        """A leader epoch in which the log had all that was handed out; None: not known."""
+        return self.source.reader.read_in
+
     def is_through(self) -> bool:
         """Whether all `rows` were handed out, or will be fetched again."""
         return self.resume is not None or not self.left.__length_hint__()  # type: ignore[attr-defined]

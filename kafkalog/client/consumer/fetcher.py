@@ -94,7 +94,7 @@ class Source:
     )
 
     def __init__(
-        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int = NO_EPOCH
+        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int | None = None
     ) -> None:
         self.topic_partition = topic_partition
         self.reader = PartitionFetch(topic_partition, topic_id, offset, last_epoch)

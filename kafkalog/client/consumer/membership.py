@@ -44,7 +44,6 @@ from kafkalog.client.consumer.brokers import PAUSE_SECONDS, Brokers
 from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
 from kafkalog.client.consumer.cursors import Cursor, Cursors, Hand, Hold, Lease, Named
 from kafkalog.client.consumer.fetcher import Source
-from kafkalog.client.consumer.partition_fetch import NO_EPOCH
 from kafkalog.client.consumer.starts import Starts
 from kafkalog.client.groups import commit_living, committed_offsets
 from kafkalog.errors import (
@@ -684,7 +683,7 @@ class Membership:
                 claim = request.claims.add(topic=topic, partition=number, claim=commit.claims[partition])
                 if partition in news:
                     claim.offset = news[partition]
-                    if (epoch := _read_in(cursors[partition])) is not None:
+                    if (epoch := cursors[partition].read_in()) is not None:
                         claim.leader_epoch = epoch
                     claim.topic_id = cursors[partition].source.reader.topic_id
         self._brokers.ask("ReleasePartitions", request)
@@ -793,7 +792,7 @@ class Membership:
             return
         cursors = {}
         for partition, offset in starts.items():
-            source = Source(partition, topic_ids[partition.topic], offset, epochs.get(partition, NO_EPOCH))
+            source = Source(partition, topic_ids[partition.topic], offset, epochs.get(partition))
             cursors[partition] = Cursor(source, self._lease)
         callback = self._subscription.on_assigned
         for cursor in cursors.values():
@@ -940,7 +939,7 @@ class Membership:
                     offset=offset,
                     topic_id=topic_id,
                     claim=commit.claims.get(partition),
-                    leader_epoch=_read_in(cursor),
+                    leader_epoch=None if cursor is None else cursor.read_in(),
                 )
         commit.ask(request)
         with self._lock:
@@ -1167,11 +1166,6 @@ def _parts(partitions: Iterable[TopicPartition]) -> Iterator[list[TopicPartition
 def _is_due(cursor: Cursor, position: int) -> bool:
     """Whether a commit of a position undoes no commit of a later offset by name."""
     return cursor.named is None or position >= cursor.named.offset
-
-
-def _read_in(cursor: Cursor | None) -> int | None:
-    """A leader epoch in which the log had all that a cursor has handed out; None: not known."""
-    return None if cursor is None or cursor.source.reader.read_in == NO_EPOCH else cursor.source.reader.read_in
 
 
 def _is_auto_due(cursor: Cursor, position: int) -> bool:

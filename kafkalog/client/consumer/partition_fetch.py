@@ -37,16 +37,16 @@ class PartitionFetch:
 
     Args:
         offset: the next to be fetched; may be set.
-        last_epoch: of the batch before it, or a later one in which that was read; -1: not known.
+        last_epoch: of the batch before it, or a later one in which that was read; None: not known.
     """
 
     def __init__(
-        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int = NO_EPOCH
+        self, topic_partition: TopicPartition, topic_id: bytes, offset: int, last_epoch: int | None = None
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self._offset = offset
-        self._last_epoch = last_epoch
+        self._last_epoch = NO_EPOCH if last_epoch is None else last_epoch
         self._asked_in = self._agreed_in = NO_EPOCH  # leader epochs: of the last request, and of the last good answer
         self._hint: tuple[int, int] | None = None
 
@@ -57,13 +57,14 @@ class PartitionFetch:
     @offset.setter
     def offset(self, offset: int) -> None:
         self._offset = offset
-        self._last_epoch = NO_EPOCH
+        self._last_epoch = self._agreed_in = NO_EPOCH
         self._hint = None
 
     @property
-    def read_in(self) -> int:
-        """A leader epoch in which the log had all that is before the offset; -1: not known."""
-        return self._last_epoch if self._agreed_in == NO_EPOCH else self._agreed_in
+    def read_in(self) -> int | None:
+        """A leader epoch in which the log had all that is before the offset; None: not known."""
+        epoch = self._last_epoch if self._agreed_in == NO_EPOCH else self._agreed_in
+        return None if epoch == NO_EPOCH else epoch
 
     def ask(self, request: pb.FetchRequest, max_bytes: int, leader_epoch: int = NO_EPOCH) -> None:
         """Add this partition to a request.
@@ -82,8 +83,9 @@ class PartitionFetch:
         self._asked_in = leader_epoch
         if leader_epoch != NO_EPOCH:
             part.leader_epoch = leader_epoch
-            if leader_epoch != self._agreed_in and self._last_epoch != NO_EPOCH:
-                part.last_epoch = self._last_epoch
+            last_epoch = self._agreed_in if self._last_epoch == NO_EPOCH else self._last_epoch
+            if leader_epoch != self._agreed_in and last_epoch != NO_EPOCH:
+                part.last_epoch = last_epoch
 
     def take(self, answer: pb.FetchedPartition, data: memoryview) -> list[FetchedBatch]:
         """The whole batches of this partition's part of an answer; the next offset moves past them.

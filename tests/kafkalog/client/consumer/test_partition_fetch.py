@@ -195,7 +195,7 @@ def test_the_leader_is_asked_once_in_each_of_its_epochs_whether_it_has_what_was_
         )
 
     partition = fetch(0)
-    assert (partition.read_in, epochs(-1)) == (-1, (-1, -1))
+    assert (partition.read_in, epochs(-1)) == (None, (-1, -1))
     assert epochs(2) == (2, -1), "nothing was read"
     taken(partition, batches(3))  # of epoch 1
     assert (partition.read_in, epochs(2)) == (2, (2, -1))
@@ -208,7 +208,9 @@ def test_the_leader_is_asked_once_in_each_of_its_epochs_whether_it_has_what_was_
     taken(partition, b"")
     assert (partition.read_in, epochs(3)) == (3, (3, -1))
     partition.offset = 9
-    assert epochs(4) == (4, -1), "it was sought"
+    assert (partition.read_in, epochs(4)) == (None, (4, -1)), "it was sought"
+    taken(partition, b"")
+    assert (partition.read_in, epochs(5)) == (4, (5, 4)), "nothing was read, but the log reached that far"
 
 
 def test_a_committed_offset_is_checked_in_the_first_request() -> None:

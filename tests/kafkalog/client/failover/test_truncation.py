@@ -7,6 +7,7 @@ import pytest
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.errors import LogTruncated
 from tests.kafkalog.replicated import Brokers, wait_in_sync
+from tests.waiting import waited_for
 
 T0 = TopicPartition("t", 0)
 KEPT, LOST, NEW = 5, 5, 10
@@ -29,6 +30,12 @@ def values(consumer: Consumer, count: int) -> list[bytes | None]:
 def assigned(brokers: Brokers, reset: str) -> Consumer:
     consumer = Consumer(brokers.bootstrap_servers, auto_offset_reset=reset)
     consumer.assign({T0: 0})
+    return consumer
+
+
+def by_hand(brokers: Brokers, start: int | str) -> Consumer:
+    consumer = Consumer(brokers.bootstrap_servers, "by-hand")
+    consumer.assign({T0: start})
     return consumer
 
 
@@ -57,6 +64,12 @@ def test_consumers_find_out_that_what_they_have_read_is_gone(brokers: Brokers) -
             assert len(values(consumer, KEPT + LOST)) == KEPT + LOST
             consumer.commit()
 
+        with by_hand(brokers, 0) as consumer:
+            values(consumer, KEPT + LOST)
+            consumer.commit({T0: KEPT + LOST})
+        at_the_end = by_hand(brokers, "latest")
+        waited_for(lambda: at_the_end.poll(0.1) is None and at_the_end._cursors.by_partition[T0].read_in() is not None)
+
         brokers.kill(leader)
         brokers.start(follower)
         wait_in_sync(admin, "t", [follower])
@@ -66,8 +79,9 @@ def test_consumers_find_out_that_what_they_have_read_is_gone(brokers: Brokers) -
             assert values(going_on[reset], NEW) == named("new", *range(NEW)), "from where the logs part"
         with subscribed(brokers, "earliest") as consumer:
             assert values(consumer, NEW) == named("new", *range(NEW)), "a committed offset has its epoch"
-        with pytest.raises(LogTruncated) as truncated:
-            values(going_on["error"], NEW)
-        assert (truncated.value.facts["offset"], truncated.value.facts["end_offset"]) == (KEPT + LOST, KEPT)
-        for consumer in going_on.values():
-            consumer.close()
+        for consumer in (going_on["error"], at_the_end, by_hand(brokers, "committed")):
+            with consumer, pytest.raises(LogTruncated) as truncated:
+                values(consumer, NEW)
+            assert (truncated.value.facts["offset"], truncated.value.facts["end_offset"]) == (KEPT + LOST, KEPT)
+        for reset in ("earliest", "latest"):
+            going_on[reset].close()
