@@ -18,7 +18,7 @@ from kafkalog.clock import Clock
 from kafkalog.errors import ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import registry
-from kafkalog.zk.registry import StateChange
+from kafkalog.zk.registry import BrokerRecord, StateChange
 
 log = get_logger(__name__)
 
@@ -85,7 +85,7 @@ class InSyncSets:
     def look(self) -> None:
         """One round over all partitions that are led here. Raises ZooKeeperUnreachable."""
         now = self._clock.monotonic()
-        live = {each.broker_id: each.epoch for each in self._host.metadata.brokers.values() if not each.stopping}
+        live = {number: each for number, each in self._host.metadata.brokers.items() if not each.stopping}
         wishes = [
             wish
             for partition in list(self._host.hosted.values())
@@ -98,7 +98,7 @@ class InSyncSets:
         for partition, wanted, _ in begun:
             partition.take_outcome(wanted, found.get((partition.topic_id, partition.number)))
 
-    def _wish_of(self, partition: Partition, now: float, live: Mapping[int, int]) -> _Wish | None:
+    def _wish_of(self, partition: Partition, now: float, live: Mapping[int, BrokerRecord]) -> _Wish | None:
         wanted = partition.wanted_changes(now, self._lag_seconds, live)
         topic = self._host.metadata.ids.get(partition.topic_id)
         if wanted is None or topic is None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kafkalog.zk.registry import PartitionState
+from kafkalog.zk.registry import BrokerRecord, PartitionState
 
 IN_FLIGHT_MAX = 2
 """Requests that a follower's broker sends before the first one is answered. The second one names partitions that came
@@ -39,7 +39,6 @@ class Follower:
     """A replica that has fetched in this epoch.
 
     Attributes:
-        directory: the id of its data directory.
         end_offset: it has every record before it.
         is_whole: none of them is known to be damaged there.
         staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
@@ -48,7 +47,6 @@ class Follower:
         caught_up_at: when it last had all that the leader had, as far as is known.
     """
 
-    directory: str
     pulse: Pulse
     end_offset: int
     is_whole: bool
@@ -109,7 +107,9 @@ class Leadership:
         self.staged_watermark = -1
         self.state = state
         self.joining: dict[int, Joining] = {}
-        self._followers: dict[int, Follower] = {}
+        # By broker and directory: two processes may fetch under one id, the broker that has it and one that had it
+        # until it was cut off from ZooKeeper.
+        self._followers: dict[tuple[int, str], Follower] = {}
         self._began_at = now
         self.configure(assigned, min_insync)
         self.advance(end_offset, staged_end)
@@ -166,27 +166,28 @@ class Leadership:
         """
         if broker_id not in self.replicas or broker_id == self.broker_id:
             return False
-        before = self._followers.get(broker_id)
-        caught_up_at = self._caught_up_at(broker_id)
+        replica = broker_id, directory
+        before = self._followers.get(replica)
+        caught_up_at = self._caught_up_at(replica)
         if end_offset >= leader_end:
             caught_up_at = pulse.at
         elif before is not None and end_offset >= before.leader_end:  # all that there was when it fetched before
             caught_up_at = max(caught_up_at, before.said_at)
-        self._followers[broker_id] = Follower(
-            directory, pulse, end_offset, is_whole, staged_end, leader_end, pulse.at, caught_up_at
+        follower = self._followers[replica] = Follower(
+            pulse, end_offset, is_whole, staged_end, leader_end, pulse.at, caught_up_at
         )
-        return broker_id not in self.joining and self._may_join(broker_id, leader_end, leader_staged)
+        return broker_id not in self.joining and self._may_join(broker_id, follower, leader_end, leader_staged)
 
-    def left(self, broker_id: int) -> None:
+    def left(self, broker_id: int, directory: str) -> None:
         """A follower follows this leader no longer, whatever its broker asks of other partitions."""
-        follower = self._followers.get(broker_id)
+        follower = self._followers.get((broker_id, directory))
         if follower is not None:
             follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration)
 
-    def _may_join(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
+    def _may_join(self, broker_id: int, follower: Follower, leader_end: int, leader_staged: int) -> bool:
         """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it
         does not have."""
-        follower, needs_all = self._followers[broker_id], self.is_below_min
+        needs_all = self.is_below_min
         if broker_id in self.state.isr or not follower.is_whole:
             return False
         return follower.end_offset >= max(
@@ -194,44 +195,56 @@ class Leadership:
         ) and follower.staged_end >= max(self.staged_watermark, self.staged_start, leader_staged if needs_all else 0)
 
     def changes(
-        self, now: float, lag_seconds: float, leader_end: int, leader_staged: int, live: Mapping[int, int]
+        self, now: float, lag_seconds: float, leader_end: int, leader_staged: int, live: Mapping[int, BrokerRecord]
     ) -> tuple[list[Joining], list[int]]:
         """The followers that may join the in-sync set now, also those that were asked for already, and the members that
         have not caught up for too long. To be asked for several times in that time: a follower that has everything says
         nothing, so it is looked at here whether it lives.
 
         Args:
-            live: the epoch of the registration of each live broker. A dead follower stays as far as it had come.
+            live: the registration of each live broker. A dead follower stays as far as it had come. One whose directory
+                is not the registered one does not join.
         """
         for follower in self._followers.values():
             if follower.end_offset >= leader_end:
                 follower.caught_up_at = max(follower.caught_up_at, follower.pulse.at)
         since = now - lag_seconds
         joining = [
-            Joining(broker_id, follower.pulse.registration, follower.directory)
-            for broker_id, follower in sorted(self._followers.items())
+            Joining(broker_id, follower.pulse.registration, directory)
+            for (broker_id, directory), follower in sorted(self._followers.items())
             if broker_id in self.replicas
-            and live.get(broker_id) == follower.pulse.registration
+            and (registered := live.get(broker_id)) is not None
+            and (registered.epoch, registered.directory) == (follower.pulse.registration, directory)
             and follower.pulse.at >= since
-            and self._may_join(broker_id, leader_end, leader_staged)
+            and self._may_join(broker_id, follower, leader_end, leader_staged)
         ]
-        followers = [broker_id for broker_id in self.state.isr if broker_id != self.broker_id]
-        return joining, [broker_id for broker_id in followers if self._caught_up_at(broker_id) < since]
+        return joining, [member[0] for member in self._members() if self._caught_up_at(member) < since]
 
     def holds_no_ack(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
         """Whether nothing waits for a follower, however slowly it copies: by what it has said last, it is neither in
         the in-sync set nor may it join."""
         if broker_id in self.state.isr or broker_id in self.joining:
             return False
-        return broker_id not in self._followers or not self._may_join(broker_id, leader_end, leader_staged)
+        follower = self._last_of(broker_id)
+        return follower is None or not self._may_join(broker_id, follower, leader_end, leader_staged)
 
     def end_of(self, broker_id: int) -> int:
         """Up to where a follower has the log, as it said in this epoch; 0 if it has said nothing."""
-        follower = self._followers.get(broker_id)
+        follower = self._last_of(broker_id)
         return 0 if follower is None else follower.end_offset
 
-    def _caught_up_at(self, broker_id: int) -> float:
-        follower = self._followers.get(broker_id)
+    def _last_of(self, broker_id: int) -> Follower | None:
+        """Of the followers that have fetched under a broker's id, the one that did so last."""
+        found = [follower for (number, _), follower in self._followers.items() if number == broker_id]
+        return max(found, key=lambda follower: follower.said_at, default=None)
+
+    def _members(self) -> list[tuple[int, str]]:
+        """The other members of the in-sync set, with the directories that the state has."""
+        directories = self.state.directories
+        return [(broker, directories.get(broker, "")) for broker in self.state.isr if broker != self.broker_id]
+
+    def _caught_up_at(self, replica: tuple[int, str]) -> float:
+        follower = self._followers.get(replica)
         return self._began_at if follower is None else follower.caught_up_at
 
     def is_followed(self, since: float) -> bool:
@@ -239,7 +252,7 @@ class Leadership:
         members followed this leader after that, or there is none. Eligible replicas may be elected without the set."""
         if self.state.eligible:
             return False
-        members = [self._followers.get(broker_id) for broker_id in self.state.isr if broker_id != self.broker_id]
+        members = [self._followers.get(member) for member in self._members()]
         return all(member is not None and member.pulse.proven_at >= since for member in members)
 
     def asked_to_join(self, joining: Joining) -> None:
@@ -259,8 +272,8 @@ class Leadership:
         """
         if self.is_below_min:
             return False
-        for broker_id in {*self.state.isr, *self.joining} - {self.broker_id}:
-            follower = self._followers.get(broker_id)
+        for replica in {*self._members(), *((each.broker_id, each.directory) for each in self.joining.values())}:
+            follower = self._followers.get(replica)
             if follower is None:  # it has not fetched in this epoch (rule 5)
                 return False
             end_offset = min(end_offset, follower.end_offset)

@@ -45,7 +45,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
-from kafkalog.zk.registry import PartitionState
+from kafkalog.zk.registry import BrokerRecord, PartitionState
 
 log = get_logger(__name__)
 
@@ -467,11 +467,11 @@ class Partition:
         if not is_followed:
             raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
 
-    def left(self, broker_id: int) -> None:
+    def left(self, broker_id: int, directory: str) -> None:
         """A follower does not follow this replica any more."""
         with self._role_lock:
             if self._leadership is not None:
-                self._leadership.left(broker_id)
+                self._leadership.left(broker_id, directory)
 
     # --- what followers ask of the leader ----------------------------------------------------------------------------
 
@@ -578,7 +578,7 @@ class Partition:
 
     # --- the in-sync set ---------------------------------------------------------------------------------------------
 
-    def wanted_changes(self, now: float, lag_seconds: float, live: Mapping[int, int]) -> Wanted | None:
+    def wanted_changes(self, now: float, lag_seconds: float, live: Mapping[int, BrokerRecord]) -> Wanted | None:
         """How the in-sync set is to change; None: this replica does not lead, or nothing is to change. Not asked while
         a change is being written. See `Leadership.changes`."""
         if self._readable_limit == _NO_LIMIT:

@@ -92,7 +92,7 @@ class ReplicaSession:
             before = self._forget(key)
             if named.leaves:
                 if before is not None:
-                    before.partition.left(request.broker_id)
+                    before.partition.left(request.broker_id, request.directory)
                 self._throttled.discard(key)
                 continue
             try:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from broker.replica.host import Host
-from broker.replica.leadership import Leadership
+from broker.replica.leadership import Follower, Leadership
 from broker.replica.partition import Ack, Partition
 from broker.storage import log as log_module
 from broker.storage.log import Log
@@ -28,8 +28,9 @@ def _follow_and_truncate(self: Partition, leader_id: int, leader_epoch: int) -> 
 _follow = Partition.follow
 
 
-def _may_join_at_watermark(self: Leadership, broker_id: int, leader_end: int, leader_staged: int) -> bool:
-    follower = self._followers[broker_id]
+def _may_join_at_watermark(
+    self: Leadership, broker_id: int, follower: Follower, leader_end: int, leader_staged: int
+) -> bool:
     return broker_id not in self.state.isr and follower.end_offset >= self.watermark
 
 
@@ -48,8 +49,8 @@ _operations = registry._operations
 def _advance_with_unknown(self: Leadership, end_offset: int, staged_end: int) -> bool:
     if self.is_below_min:
         return False
-    for broker_id in {*self.state.isr, *self.joining} - {self.broker_id}:
-        follower = self._followers.get(broker_id)
+    for replica in {*self._members(), *((each.broker_id, each.directory) for each in self.joining.values())}:
+        follower = self._followers.get(replica)
         if follower is not None:
             end_offset = min(end_offset, follower.end_offset)
             staged_end = min(staged_end, follower.staged_end)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.replica.leadership import Joining, Leadership, Pulse
-from kafkalog.zk.registry import PartitionState
+from kafkalog.zk.registry import BrokerRecord, PartitionState
 
 DIRECTORIES = {0: "a", 1: "b", 2: "c"}
 ALL = (0, 1, 2)
-LIVE = dict.fromkeys(ALL, 1)
+LIVE = {number: BrokerRecord(number, "here", 1, 2, directory=DIRECTORIES[number], epoch=1) for number in ALL}
 
 
 def state(*isr: int, epoch: int = 5, version: int = 1) -> PartitionState:
@@ -21,9 +21,19 @@ def leading(*isr: int, min_insync: int = 2, end: int = 10, watermark: int = 8) -
 
 
 def fetched(
-    leadership: Leadership, broker: int, end: int, leader_end: int, *, now: float = 101.0, is_whole: bool = True
+    leadership: Leadership,
+    broker: int,
+    end: int,
+    leader_end: int,
+    *,
+    now: float = 101.0,
+    is_whole: bool = True,
+    directory: str = "",
+    registration: int = 1,
 ) -> bool:
-    return leadership.fetched(broker, DIRECTORIES[broker], Pulse(now, 1), end, is_whole, 0, leader_end, 0)
+    """By default from the directory in the state, by the broker's registration."""
+    pulse = Pulse(now, registration)
+    return leadership.fetched(broker, directory or DIRECTORIES[broker], pulse, end, is_whole, 0, leader_end, 0)
 
 
 def joining(leadership: Leadership, leader_end: int, now: float = 101.0) -> list[Joining]:
@@ -118,8 +128,41 @@ def test_a_dead_follower_or_one_that_is_silent_does_not_join() -> None:
     assert fetched(leadership, 2, 10, 10)
     assert joining(leadership, 10) == [Joining(2, 1, "c")]
     assert joining(leadership, 10, now=112.0) == []
-    assert leadership.changes(101.0, 10.0, 10, 0, {0: 1, 1: 1})[0] == []
-    assert leadership.changes(101.0, 10.0, 10, 0, {**LIVE, 2: 2})[0] == []  # it has registered again since
+    assert leadership.changes(101.0, 10.0, 10, 0, {0: LIVE[0], 1: LIVE[1]})[0] == []
+    again = {**LIVE, 2: replace(LIVE[2], epoch=2)}
+    assert leadership.changes(101.0, 10.0, 10, 0, again)[0] == []  # it has registered again since
+
+
+def test_what_another_process_of_a_members_id_has_is_not_counted_for_the_member() -> None:
+    """It was cut off from ZooKeeper and comes back while its successor, with another disk, still copies."""
+    leadership = leading(0, 1, min_insync=1)
+    fetched(leadership, 1, 8, 12)
+    fetched(leadership, 1, 12, 12, now=115.0, directory="of before", registration=-1)
+    leadership.advance(12, 0)
+    assert leadership.watermark == 8
+    assert leaving(leadership, 116.0, 12) == [1]
+    fetched(leadership, 1, 11, 12, now=117.0)
+    assert leadership.advance(12, 0)
+    assert leadership.watermark == 11
+
+
+def test_a_replica_joins_with_what_is_in_the_directory_of_its_registration() -> None:
+    leadership = leading(0, 1, min_insync=1)
+    fetched(leadership, 1, 12, 12)
+    fetched(leadership, 2, 12, 12, directory="of before", registration=-1)
+    assert joining(leadership, 12) == []
+    fetched(leadership, 2, 12, 12, directory="of before")  # under the registration of its successor
+    assert joining(leadership, 12) == []
+    fetched(leadership, 2, 10, 12)
+    [joined] = joining(leadership, 12)
+    assert joined == Joining(2, 1, "c")
+    leadership.asked_to_join(joined)
+    fetched(leadership, 2, 12, 12, directory="of before", registration=-1)
+    assert leadership.advance(12, 0)
+    assert leadership.watermark == 10
+    leadership.adopt(state(0, 1, 2, version=2))
+    leadership.nothing_asked()
+    assert not leadership.advance(12, 0)
 
 
 def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
@@ -149,7 +192,7 @@ def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() 
     assert not leadership.is_followed(90.0)
     pulses[2].proven_at = 95.0
     assert leadership.is_followed(95.0) and not leadership.is_followed(95.1)
-    leadership.left(2)
+    leadership.left(2, "c")
     pulses[2].proven_at = 110.0  # its broker follows other partitions
     assert not leadership.is_followed(90.0)
 
