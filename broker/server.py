@@ -75,6 +75,8 @@ class Broker:
     Attributes:
         host: its partitions; set by `start`, like those below.
         grpc_port, data_port: the ports in use, also if a free port was requested.
+        on_replaced: called when another broker has this one's id. This one serves nothing any more, and is to be
+            stopped.
     """
 
     host: Host
@@ -96,6 +98,7 @@ class Broker:
         self._undo: list[Callable[[], object]] = []  # how to stop what was started, in the order of starting
         self._clean = True
         self._started = False
+        self.on_replaced: Callable[[], object] = lambda: None
         self.grpc_port = 0
         self.data_port = 0
 
@@ -167,6 +170,7 @@ class Broker:
         host = self.host = Host(settings.broker_id, directory, metadata, settings, undone, self._clock)
         host.raise_epoch = registration.raise_epoch
         watcher = self.watcher = Watcher(metadata, host, registration, undone, self._clock)
+        watcher.on_taken = self._was_replaced
         directory.on_lost = watcher.log_removed
         directory.on_failed = lambda error: self._take_out_of_service(error, rpc)
         self._undo.append(host.close)
@@ -243,6 +247,12 @@ class Broker:
         self.registration.withdraw()
         log.error("broker_out_of_service", broker_id=self.settings.broker_id, reason=str(error))
 
+    def _was_replaced(self) -> None:
+        """Another broker has this one's id. If the directory has failed, the process stays, to report the reason."""
+        log.error("broker_replaced", broker_id=self.settings.broker_id, reason=str(self.registration.taken))
+        if self.host.failed is None:
+            self.on_replaced()
+
     def stop(self, clean: bool = True) -> None:
         """Stop everything that was started, last first. One part's failure does not keep the others from stopping."""
         self._clean = clean
@@ -277,6 +287,7 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
 
     Raises:
         KafkalogError: it did not start; `start` says which.
+        InvalidSetting: another broker has its id, since it was cut off from ZooKeeper.
     """
     log_to_stderr(settings.log_level)
     if announces:
@@ -287,6 +298,7 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
         if settings.exit_with_stdin:
             threading.Thread(target=_wait_for_end_of_stdin, args=(stop,), name="stdin", daemon=True).start()
         broker = Broker(settings, on_disk_stalled=_end_process)
+        broker.on_replaced = stop.ask
         try:
             broker.start()
             # These objects live as long as the process, and requests leave no cycles: with the default thresholds the
@@ -306,6 +318,8 @@ def run(settings: BrokerSettings, announces: bool = False) -> None:
             stop.wait()
         finally:
             broker.stop()
+        if broker.registration.taken is not None:
+            raise broker.registration.taken
 
 
 def _end_process(error: StorageFailed) -> None:

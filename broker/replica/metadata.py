@@ -93,7 +93,7 @@ class Metadata:
     def is_certain(self) -> bool:
         """Whether the views are those of this moment, but for what ZooKeeper is just reporting. False while another
         broker may have been elected without this one's knowledge."""
-        return self.is_current and self.session.is_kept
+        return self.is_current and not self.stopping and self.session.is_kept
 
     def is_followed(self, until: float) -> bool:
         """Whether all that had changed before a time was read and acted on. A disk that hangs keeps the watching thread

@@ -1,5 +1,5 @@
 """Registers this broker as live in ZooKeeper: at the start, again after every loss of the session, and never again
-after its directory is out of service."""
+after its directory is out of service, or after another broker took its id."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ class Registration:
 
     Args:
         record: the broker's entry in the registry.
+
+    Attributes:
+        taken: why this broker has given up its id: a live broker of another directory has it.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Registration:
         self._health = health
         self._settings = settings
         self._clock = clock
+        self.taken: InvalidSetting | None = None
         # Guarded by metadata.changed.
         self._asked = False  # `register` was called: from then on the thread registers again after a lost session
         self._withdrawn = False
@@ -71,9 +75,15 @@ class Registration:
         self._metadata.wait_until(lambda: self._record.broker_id in self._metadata.brokers, 10.0)
 
     def raise_epoch(self) -> None:
-        """End all registrations of this broker until now, and go on with the next one if it is registered. Raises
-        ZooKeeperUnreachable."""
-        registry.raise_broker_epoch(self._session, self._record)
+        """End all registrations of this broker until now, and go on with the next one if it is registered.
+
+        Raises:
+            ZooKeeperUnreachable.
+            InvalidSetting: a live broker of another directory has this id; its registration goes on.
+        """
+        other = registry.raise_broker_epoch(self._session, self._record)
+        if other is not None:
+            raise self._taken_by(other)
 
     def announce_stop(self) -> None:
         """Announce that this broker is about to stop: other in-sync replicas take over its partitions. Raises
@@ -92,6 +102,8 @@ class Registration:
     @property
     def leads_for_others(self) -> bool:
         """Whether this broker leads a partition that another in-sync replica could lead."""
+        if self.taken is not None:
+            return False
         me = self._record.broker_id
         others = {broker.broker_id for broker in self._metadata.brokers.values() if not broker.stopping} - {me}
         return any(
@@ -127,7 +139,8 @@ class Registration:
     def epoch(self) -> int:
         """The epoch of this broker's registration as it was last read; 0 while it is not registered."""
         found = self._metadata.brokers.get(self._record.broker_id)
-        return found.epoch if found is not None and not registry.is_another(found, self._record) else 0
+        is_own = found is not None and self.taken is None and not registry.is_another(found, self._record)
+        return found.epoch if found is not None and is_own else 0
 
     @property
     def is_due(self) -> bool:
@@ -144,16 +157,29 @@ class Registration:
         return due
 
     def renew(self, undone: Undone) -> None:
-        """Write or remove the record again."""
+        """Write or remove the record again. Raises as `check_held`."""
         if not self._asked:
             return
+        other = None
         with undone.sparing_others(paths.broker(self._record.broker_id)):
             if self._withdrawn:
                 registry.withdraw_broker(self._session, self._record)
                 return
             other = registry.register_broker(self._session, self._record)
-            if other is not None:
-                raise self._taken_by(other)
+        self._give_up_for(other)
+
+    def check_held(self) -> None:
+        """Check that no other broker has this id. What was read before is then no other's business.
+
+        Raises:
+            InvalidSetting: a live broker of another directory has it; `taken` from now on.
+        """
+        self._give_up_for(registry.other_broker(self._session, self._record))
+
+    def _give_up_for(self, other: BrokerRecord | None) -> None:
+        if other is not None:
+            self.taken = self._taken_by(other)
+            raise self.taken
 
     def _taken_by(self, other: BrokerRecord) -> InvalidSetting:
         """The error for a broker whose id another live broker has."""

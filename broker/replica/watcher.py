@@ -1,6 +1,9 @@
 """The thread that follows ZooKeeper: reads changes into the metadata, has the host act on them, and keeps this broker
 registered. It decides nothing about partitions.
 
+If another live broker has this one's id, with another directory, this one was taken for dead and replaced. It closes
+all partitions, and follows nothing any more: what the states say of the id is not about it.
+
 Watches wake it. Logs are opened in turns of half a second, between which it reads other changes, so that thousands of
 logs do not delay another topic. A failure with one topic affects that topic alone (`undone.py`).
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from broker.replica.host import Host, PartitionKey
@@ -30,7 +33,11 @@ _EVERYTHING = frozenset({paths.CLUSTER, paths.BROKER_IDS, paths.TOPICS, paths.DE
 
 
 class Watcher:
-    """`start` before requests are served, `stop` after the last one."""
+    """`start` before requests are served, `stop` after the last one.
+
+    Attributes:
+        on_taken: called once this broker has given up its id (`Registration.taken`).
+    """
 
     def __init__(
         self, metadata: Metadata, host: Host, registration: Registration, undone: Undone, clock: Clock
@@ -44,10 +51,11 @@ class Watcher:
         self._clock = clock
         self._removed: set[PartitionKey] = set()  # closed by the directory, because their files were removed
         self._read_later: set[str] = set()  # paths of states that changed while their topics' logs were being opened
+        self.on_taken: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._follow, name="zookeeper-watcher", daemon=True)
 
     def start(self) -> None:
-        """Read everything once, open the logs, then follow changes. Raises ZooKeeperUnreachable."""
+        """Read everything once, open the logs, then follow changes. Raises ZooKeeperUnreachable, InvalidSetting."""
         self._session.on_state(self._state_changed)  # first: a reconnect during the sync loses the watches it has set
         self._sync(_EVERYTHING)
         while self._host.has_work:
@@ -107,7 +115,11 @@ class Watcher:
                 if reregister or paths.broker(self._host.broker_id) in undone.reasons:
                     self._registration.renew(undone)
                 self._sync(dirty)
-            except Exception as error:  # retried: a broker that stops following would serve old views for ever
+            except Exception as error:
+                if error is self._registration.taken:
+                    self._give_up()
+                    return
+                # Retried: a broker that stops following would serve old views for ever.
                 if isinstance(error, ZooKeeperUnreachable):
                     log.warning("zookeeper_not_followed", reason=str(error))
                 else:
@@ -118,6 +130,11 @@ class Watcher:
                     if reregister:
                         self._registration.session_lost()
                     self._changed.wait_for(lambda: metadata.stopping, RETRY_SECONDS)
+
+    def _give_up(self) -> None:
+        self._host.close()
+        self._metadata.stop()
+        self.on_taken()
 
     def _to_retry(self) -> set[str]:
         """Paths of failures that are worth a retry: not of logs that are lost, nor of a directory that is out of
@@ -140,6 +157,7 @@ class Watcher:
         if any(path.startswith(paths.BROKER_IDS) for path in dirty):
             self._metadata.read_brokers()
         self._read_topics(dirty)
+        self._registration.check_held()  # after the states: a broker registers before it gets a role
         self._host.close_deleted()
         self._host.open_for_a_turn()
         self._host.remove_deleted(registry.deleted_topics(self._session, self._metadata.path_changed))

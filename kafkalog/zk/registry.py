@@ -209,19 +209,25 @@ def register_broker(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRe
             continue
 
 
-def raise_broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> None:
+def raise_broker_epoch(session: ZooKeeperSession, broker: BrokerRecord) -> BrokerRecord | None:
     """End all registrations of a broker until now: no late write lets one of them join an in-sync set. If this session
-    has registered it, it is registered with the next epoch at the same moment."""
+    has registered it, it is registered with the next epoch at the same moment.
+
+    Returns:
+        None; or the other live broker with this id, whose registration goes on.
+    """
     while True:
         epoch, content = _broker_epoch(session, broker)
         operations: list[Operation] = [Set(paths.broker_epoch(broker.broker_id), content, epoch)]
         found = _registered(session, broker.broker_id)
+        if found is not None and is_another(found[0], broker):
+            return found[0]
         if found is not None and found[1].ephemeralOwner == session.session_id:
             renewed = _broker_content(replace(broker, epoch=epoch + 1))
             operations.append(Set(paths.broker(broker.broker_id), renewed, found[1].version))
         try:
             session.multi(operations)
-            return
+            return None
         except (BadVersion, NoNode):
             continue
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -32,7 +33,7 @@ from broker.storage.disk import Disk
 from kafkalog import Admin, errors
 from kafkalog.wire import broker_pb2
 from kafkalog.wire.service import SERVICE
-from kafkalog.zk import registry
+from kafkalog.zk import paths, registry
 from kafkalog.zk.controllers import read_controller
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
@@ -450,6 +451,43 @@ def test_the_process_says_why_it_does_not_start_in_one_sentence(tmp_path: Path) 
     assert code == 1
     assert said.strip().splitlines()[-1].startswith(f"broker: ZooKeeper at {address} is not reachable")
     assert "Traceback" not in said
+
+
+def test_the_process_ends_with_one_sentence_when_another_broker_has_its_id(tmp_path: Path, chroot: str) -> None:
+    running = Process(tmp_path, chroot)
+    running.announced()
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        mine = registry.live_brokers(session)[0]
+        session.delete(paths.broker(0))  # as the end of its session does
+        assert registry.register_broker(session, replace(mine, directory="another", where="host:/another")) is None
+        code, said = running.end()
+        assert registry.live_brokers(session)[0].where == "host:/another"
+    assert code == 1
+    assert "broker_replaced broker_id=0" in said
+    assert said.strip().splitlines()[-1].startswith("broker: broker.id=0 is not valid: the broker at 127.0.0.1:")
+    assert said.strip().endswith("has this id (host:/another)")
+    assert "Traceback" not in said
+    assert (tmp_path / "data" / "clean").exists()
+
+
+def test_a_broker_out_of_service_stays_when_it_is_replaced_and_writes_no_state(
+    start_broker: StartBroker, chroot: str
+) -> None:
+    running = start_broker()
+    running.new_topic()
+    host, replaced = running.broker.host, threading.Event()
+    running.broker.on_replaced = replaced.set
+    mine = host.metadata.brokers[0]
+    host._directory.services.health.fail(errors.StorageFailed(directory="/data", reason="fdatasync"))
+    waited_for(lambda: 0 not in host.metadata.brokers)
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        assert registry.register_broker(session, replace(mine, directory="another")) is None
+        waited_for(lambda: running.broker.registration.taken is not None and not host.hosted)
+        running.broker.watcher._thread.join(30)
+        assert not replaced.is_set()
+        assert session.get(paths.broker_epoch(0))[1].version == registry.live_brokers(session)[0].epoch
 
 
 def test_the_process_ends_with_a_code_of_its_own_if_its_directory_failed(tmp_path: Path, chroot: str) -> None:

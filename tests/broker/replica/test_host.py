@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.host import Host
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
+from broker.replica.watcher import Watcher
 from kafkalog import Admin, Producer, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
@@ -626,31 +627,83 @@ def test_a_broker_whose_disk_fails_as_it_registers_is_found_by_nobody(
     assert registry.live_brokers(host.metadata.session) == {}
 
 
-def test_a_broker_whose_id_was_taken_meanwhile_registers_once_it_is_free(
-    start_broker: StartBroker, chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Replacement:
+    """A broker of another directory that takes the id 0, and leads t-0."""
+
+    def __init__(self, session: ZooKeeperSession, before: registry.BrokerRecord) -> None:
+        self.session = session
+        self.record = replace(before, directory="another", where="host:/another")
+        self.state: registry.PartitionState | None = None
+
+    def take(self) -> None:
+        assert registry.register_broker(self.session, self.record) is None
+        while self.state is None or self.state.directories[0] != "another":
+            topic = registry.read_topic(self.session, "t")
+            assert topic is not None
+            state = topic.states[0]
+            directories = {**state.directories, 0: "another"}
+            led = replace(state, leader=0, leader_epoch=state.leader_epoch + 1, isr=(0, 1), directories=directories)
+            self.state = registry.write_states(self.session, topic, {0: led})[0]
+
+
+@pytest.mark.parametrize("moment", ["as it registers again", "amid a look at the states"])
+def test_a_broker_that_another_one_replaced_while_it_was_cut_off_gives_up(
+    start_broker: StartBroker,
+    chroot: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    moment: str,
 ) -> None:
-    broker = start_broker()
+    """What the states say of its id is said of the other one. It led beside that one, or emptied its log."""
+    broker, _ = start_broker(0), start_broker(1)
     host = broker.broker.host
-    mine = host.metadata.brokers[0]
-    usurper = ZooKeeperSession(chroot)
-    usurper.start()
-    register = registry.register_broker
+    topic = bytes(broker.stub.CreateTopic(bpb.CreateTopicRequest(name="t", replicas=2), timeout=30).topic_id)
+    waited_for(lambda: (topic, 0) in host.hosted)
+    replaced, [log] = threading.Event(), (tmp_path / "broker-0" / f"{topic.hex()}-0").glob("*.log")
+    broker.broker.on_replaced = replaced.set
+    inode = log.stat().st_ino
+    with contextlib.closing(ZooKeeperSession(chroot)) as session:
+        session.start()
+        other = Replacement(session, host.metadata.brokers[0])
+        if moment == "as it registers again":
+            register = registry.register_broker
 
-    def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
-        monkeypatch.undo()
-        assert register(usurper, replace(record, directory="another", where="host:/another")) is None
-        return register(session, record)
+            def too_late(session: ZooKeeperSession, record: registry.BrokerRecord) -> Any:
+                monkeypatch.undo()
+                other.take()
+                return register(session, record)
 
-    monkeypatch.setattr(registry, "register_broker", too_late)
-    expire(host.metadata.session)
-    until(broker, lambda: host.metadata.brokers.get(0, mine).directory == "another")
-    usurper.close()
-    until(
-        broker,
-        lambda: host.metadata.brokers.get(0, mine).epoch > mine.epoch and host.metadata.brokers[0].where == mine.where,
-    )
-    assert caplog.text.count("not_followed path=/brokers/ids/0") == 1
+            monkeypatch.setattr(registry, "register_broker", too_late)
+            expire(host.metadata.session)
+        else:
+            read = Watcher._read_topics
+
+            def cut_off(self: Watcher, dirty: Collection[str]) -> None:
+                if self is broker.broker.watcher:
+                    monkeypatch.undo()
+                    expire(host.metadata.session)
+                    other.take()
+                    dirty = {*dirty, paths.topic("t")}
+                read(self, dirty)
+
+            monkeypatch.setattr(Watcher, "_read_topics", cut_off)
+            host.metadata.path_changed(paths.topic("t"))
+        assert replaced.wait(30)
+        assert host.hosted == {}
+        with pytest.raises(errors.NotLeader):
+            host.leader_of(topic, 0)
+        assert broker.broker.registration.epoch == 0
+        assert not host.metadata.is_certain()
+        broker.stop()
+        record = registry.read_topic(session, "t")
+        assert record is not None and record.states[0] == other.state
+        registered = registry.live_brokers(session)[0]
+        assert (registered.directory, registered.epoch) == ("another", session.get(paths.broker_epoch(0))[1].version)
+    assert log.stat().st_ino == inode
+    assert caplog.text.count("broker_replaced broker_id=0") == 1
     assert "has this id (host:/another)" in caplog.text
+    assert "leaderships_not_handed_over" not in caplog.text
 
 
 def test_a_log_to_be_opened_again_of_a_topic_that_no_sync_has_taken_in_ends_no_thread(

@@ -99,6 +99,29 @@ def test_a_session_that_is_lost_before_the_broker_serves_puts_it_on_no_list(
     assert registered == [MINE, MINE]
 
 
+def test_a_broker_whose_id_another_one_has_gives_it_up_and_raises_no_epoch(
+    registration: Registration, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders: list[BrokerRecord | None] = [None]
+    for name in ("register_broker", "other_broker", "raise_broker_epoch"):
+        monkeypatch.setattr(registry, name, lambda *_: holders[0])
+    undone, registration._metadata._brokers = Undone(clock), {0: replace(MINE, epoch=7)}
+    registration.register()
+    registration.renew(undone)
+    registration.check_held()
+    registration.raise_epoch()
+    holders[0] = OTHER
+    with pytest.raises(InvalidSetting, match="has this id"):
+        registration.raise_epoch()
+    assert (registration.taken, registration.epoch) == (None, 7)
+    for call in (registration.check_held, lambda: registration.renew(undone)):
+        with pytest.raises(InvalidSetting, match="has this id") as caught:
+            call()
+        assert registration.taken is caught.value
+    assert registration.epoch == 0
+    assert undone.reasons == {}, "it is not tried again"
+
+
 def test_the_epoch_is_that_of_its_own_registration(registration: Registration, metadata: Metadata) -> None:
     found: list[int] = []
     for brokers in ({0: replace(MINE, epoch=7)}, {0: replace(OTHER, epoch=8)}, {1: replace(MINE, epoch=9)}):

@@ -101,11 +101,13 @@ def test_a_dead_runs_registration_is_replaced_and_anothers_is_respected(
     assert registry.register_broker(now, moved) is None
     assert registry.live_brokers(cluster)[1].epoch > before
     other_disk, copied_disk = replace(record, directory="two"), replace(record, lock="boot:8:78")
+    epoch = registry.live_brokers(cluster)[1].epoch
     for other in (other_disk, copied_disk):
-        asking = new_session()
-        for holder in (registry.register_broker(asking, other), registry.other_broker(asking, other)):
+        for ask in (registry.register_broker, registry.other_broker, registry.raise_broker_epoch):
+            holder = ask(new_session(), other)
             assert holder is not None
             assert holder.where == "renamed:/elsewhere"
+    assert cluster.get(paths.broker_epoch(1))[1].version == epoch
 
 
 def test_a_broker_takes_only_its_own_registration_back(
