@@ -517,8 +517,9 @@ class Host:
         if directory is None and (state.leader != self.broker_id or not state.directories):
             return None  # it was never opened here
         if directory != self._directory_id:
-            if key in self._hosted and key in self._begun_anew and self._begun_anew[key] == directory:
-                return None  # it copies, and has not joined yet
+            is_copying = key in self._hosted and key in self._begun_anew and self._begun_anew[key] == directory
+            if is_copying and self.broker_id not in (state.leader, *state.isr, *state.eligible):
+                return None  # it has not joined yet; if the directory of before has, that is another process's
             reason = f"its log is in data directory {directory}, but broker {self.broker_id} has {here}"
         elif key not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
             folder = folder_name(topic.topic_id, number)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,14 @@ from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import paths, registry
 from kafkalog.zk.controllers import read_controller
-from kafkalog.zk.registry import StateChange, TopicRecord, change_states, registration_check
+from kafkalog.zk.registry import (
+    PartitionState,
+    StateChange,
+    TopicRecord,
+    change_states,
+    registration_check,
+    write_states,
+)
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_staged_writes import batch
@@ -246,6 +254,41 @@ def test_a_replica_that_begins_anew_is_emptied_once_however_often_its_state_is_l
         waited_for(lambda: (other, 0) in host.hosted)
         assert replica(brokers[lost], topic) is copy and copy.end_offset == 20
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+
+
+@pytest.mark.parametrize("role", ["member", "leader"])
+def test_a_replica_that_begins_anew_takes_no_role_that_the_directory_of_before_got_since(
+    brokers: Brokers,
+    start_broker: StartBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+) -> None:
+    """Its state has that directory until it joins. A process that still had it joined, and this one led instead."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    brokers.pop(lost).stop(clean=False)
+    shutil.rmtree(tmp_path / f"broker-{lost}")
+    monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody joins
+    brokers[lost] = start_broker(lost)
+    waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
+    led: list[int] = []
+    real = Partition.lead
+
+    def lead(self: Partition, state: PartitionState, assigned: Sequence[int]) -> None:
+        led.append(state.leader)
+        real(self, state, assigned)
+
+    monkeypatch.setattr(Partition, "lead", lead)
+    record = leader.record("t")
+    state = join(record.states[0], lost, record.states[0].directories[lost], 2)
+    if role == "leader":
+        state = replace(state, leader=lost, leader_epoch=state.leader_epoch + 1)
+    write_states(leader.broker.host.metadata.session, record, {0: state})
+    waited_for(lambda: lost not in leader.record("t").states[0].isr)
+    assert lost not in led
 
 
 @pytest.mark.parametrize("is_late", [False, True])
