@@ -91,7 +91,6 @@ class ReplicaFetcher:
         with self._lock:
             self._replicas[key] = replica
             self._due[key] = 0.0
-            self._left.discard(key)
 
     def leave(self, key: Key) -> bool:
         """Fetch a partition no longer. Returns whether it was fetched."""
@@ -129,7 +128,7 @@ class ReplicaFetcher:
         if self._in_flight >= IN_FLIGHT_MAX:
             return None, None
         # First: if a log is lost, it is left before the broker is registered anew, so no request says of it that it
-        # belongs to the new registration.
+        # belongs to the new registration. It is left also if another log takes its place at once.
         registration = self._registration()
         positions, wait = self._take_due()
         if not positions and self._in_flight:

@@ -419,6 +419,8 @@ class Host:
         last replica is this one, if it is to stay then."""
         # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
         # since the states were read.
+        for number in leaving:
+            self.links.leave((topic.topic_id, number))
         self.raise_epoch()
         states = dict(topic.states) | self._read_states(topic, leaving)
         left = set(leaving)

@@ -84,17 +84,18 @@ class ReplicaSession:
 
     def take(self, request: pb.ReplicaFetchRequest) -> None:
         """Note the positions that a request names."""
+        # First: a log that was lost is left, and the registration that follows is not that of what was lost.
+        for named in request.partitions:
+            if named.leaves:
+                self._leave((named.topic_id, named.partition), request)
         self._pulse.at, self._pulse.registration = self._clock.monotonic(), request.registration
         self._pulse.proven_at = self._answered_at[0]
         self._broker_id = request.broker_id
         for named in request.partitions:
-            key = named.topic_id, named.partition
-            before = self._forget(key)
             if named.leaves:
-                if before is not None:
-                    before.partition.left(request.broker_id, request.directory)
-                self._throttled.discard(key)
                 continue
+            key = named.topic_id, named.partition
+            self._forget(key)
             try:
                 replica = self._host.replica_of(*key)
                 position = self._positions[key] = _Position(
@@ -121,18 +122,24 @@ class ReplicaSession:
             except KafkalogError as error:
                 self._failed[key] = named.leader_epoch, error
 
+    def _leave(self, key: _Key, request: pb.ReplicaFetchRequest) -> None:
+        self._forget(key)
+        self._throttled.discard(key)
+        partition = self._host.hosted.get(key)  # also if its position is not known now, because it was answered
+        if partition is not None:
+            partition.left(request.broker_id, request.directory)
+
     def _mark(self, key: _Key) -> None:
         """There are news of a partition; called by any thread."""
         self._dirty[key] = None
         self._wake()
 
-    def _forget(self, key: _Key) -> _Position | None:
+    def _forget(self, key: _Key) -> None:
         position = self._positions.pop(key, None)
         if position is not None:
             position.partition.unregister_replica(position.wake)
         self._dirty.pop(key, None)
         self._unsettled.pop(key, None)
-        return position
 
     def answer(self, max_bytes: int, is_urgent: bool) -> Answer[pb.ReplicaFetchReply] | None:
         """What is new; None: nothing is, and the answer can wait.

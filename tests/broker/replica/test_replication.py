@@ -291,6 +291,29 @@ def test_a_replica_that_begins_anew_takes_no_role_that_the_directory_of_before_g
     assert lost not in led
 
 
+def test_a_log_is_left_before_the_registration_ends_under_which_it_was_fetched(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next requests of the link say of it, by the new registration, what the lost log had."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    host, followed = brokers[lost].broker.host, list[bool]()
+    raise_epoch = host.raise_epoch
+
+    def raised() -> None:
+        followed.append((topic, 0) in host.links._followed)
+        raise_epoch()
+
+    monkeypatch.setattr(host, "raise_epoch", raised)
+    record = leader.record("t")
+    state = record.states[0]
+    elsewhere = replace(state, directories={**state.directories, lost: "elsewhere"})
+    write_states(leader.broker.host.metadata.session, record, {0: elsewhere})
+    waited_for(lambda: followed == [False] and host._directory_id in leader.record("t").states[0].directories.values())
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, is_late: bool

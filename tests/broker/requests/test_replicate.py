@@ -1,0 +1,101 @@
+"""What a follower's broker asks, and what a leader makes of it, without a port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.replica.fetcher import ReplicaFetcher
+from broker.replica.metadata import Metadata
+from broker.replica.partition import Partition
+from broker.replica.throttle import Throttle
+from broker.requests.replicate import ReplicaSession
+from broker.storage.log_dir import LogDirectory
+from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.zk.registry import BrokerRecord, PartitionState
+from tests.broker.replica.test_staged_writes import batch
+from tests.broker.requests.hosted import TOPIC_ID, Hosted
+
+
+class Leading(Hosted):
+    """Leads both partitions, which broker 1 follows and broker 2 has not fetched yet."""
+
+    def __init__(self, directory: LogDirectory) -> None:
+        super().__init__(directory)
+        state = PartitionState(0, 1, (0, 2), (), {0: "here", 1: "its", 2: "other"})
+        for partition in self.partitions:
+            partition.lead(state, [0, 1, 2])
+
+    replica_of = Hosted.leader_of
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Any]:
+    directory = LogDirectory(tmp_path)
+    yield Leading(directory)
+    directory.close()
+
+
+def request(registration: int, *, leaves: bool = False) -> pb.ReplicaFetchRequest:
+    named = [
+        pb.ReplicaPosition(topic_id=TOPIC_ID, partition=number, leader_epoch=1, last_epoch=-1, leaves=leaves)
+        for number in range(2)
+    ]
+    return pb.ReplicaFetchRequest(broker_id=1, registration=registration, directory="its", partitions=named)
+
+
+def joining(partition: Partition, registration: int) -> list[int]:
+    live = {1: BrokerRecord(1, "there", 1, 2, directory="its", epoch=registration)}
+    wanted = partition.wanted_changes(SYSTEM_CLOCK.monotonic(), 10.0, live)
+    return [] if wanted is None else [each.broker_id for each in wanted.joining]
+
+
+def test_a_lost_log_does_not_join_while_the_request_that_leaves_it_is_taken_in(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is the first one of the broker's next registration."""
+    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session.take(request(1))
+    assert [joining(partition, 1) for partition in host.partitions] == [[1], [1]]
+    seen: list[list[int]] = []
+    real = Partition.left
+
+    def left(self: Partition, broker_id: int, directory: str) -> None:
+        seen.extend(joining(partition, 2) for partition in host.partitions)
+        real(self, broker_id, directory)
+
+    monkeypatch.setattr(Partition, "left", left)
+    session.take(request(2, leaves=True))
+    assert seen == [[]] * 4
+    assert [joining(partition, 2) for partition in host.partitions] == [[], []]
+
+
+def test_a_lost_log_that_was_sent_records_since_it_was_named_does_not_join(host: Any) -> None:
+    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session.take(request(1))
+    for partition in host.partitions:
+        partition.append_as_leader([batch(0)])
+    answer = session.answer(1 << 20, False)
+    assert answer is not None and len(answer.slices) == 2
+    answer.close()
+    assert [joining(partition, 1) for partition in host.partitions] == [[1], [1]], "they have all from before the epoch"
+    session.take(request(2, leaves=True))
+    assert [joining(partition, 2) for partition in host.partitions] == [[], []]
+
+
+def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any) -> None:
+    """The position of the new one may be named later."""
+    [old, new] = host.partitions
+    new.follow(2, 5)
+    fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
+    key = TOPIC_ID, 0
+    fetcher.follow(key, old)
+    assert fetcher.leave(key)
+    fetcher.follow(key, new)
+    asked, _ = fetcher.next_request()
+    assert asked is not None
+    assert [(each.leaves, each.leader_epoch) for each in asked.partitions] == [(True, 0), (False, 5)]
