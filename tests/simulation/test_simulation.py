@@ -15,7 +15,7 @@ FOUND_BY = {
     "a wiped replica keeps its place": (17, 46, 60, 52, 34),
     "a late write of a state is executed": (4, 15, 0, 25, 41),
     "the watermark counts who has not fetched in this epoch": (7,),
-    "a truncation forgets the producers": (1,),
+    "a truncation forgets the producers": (13, 1, 22, 34),
     "an ack is completed by a later epoch": (136,),
 }
 """Seeds of which one at least finds each mistake: what a seed comes to changes with every change of the brokers. Others
