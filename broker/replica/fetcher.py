@@ -23,6 +23,7 @@ from kafkalog.errors import (
     KafkalogError,
     NotLeader,
     OffsetOutOfRange,
+    ProtocolError,
     ReplicaDiverged,
     RetriableError,
     StorageFailed,
@@ -184,6 +185,7 @@ class ReplicaFetcher:
             staged=[pb.StagedFile(**each._asdict()) for each in at.staged],
             is_damaged=key in self._damaged,
             has_damage=not at.is_whole,
+            needs_producers=at.needs_producers,
         )
         self._damaged.discard(key)
         if not at.is_whole:
@@ -202,7 +204,7 @@ class ReplicaFetcher:
             raise frames.error_from_wire(header.error)
         start = 0
         for news in header.replica_fetch.partitions:
-            length = news.length + sum(piece.length for piece in news.pieces)
+            length = news.producers_length + news.length + sum(piece.length for piece in news.pieces)
             data = memoryview(b"") if body is None else body[start : start + length]
             start += length
             key = news.topic_id, news.partition
@@ -238,6 +240,9 @@ class ReplicaFetcher:
                 self.leave(key)
                 self._on_diverged(replica, error)
                 raise
+        elif news.producers_length:
+            if not replica.take_producers(bytes(data), epoch):
+                raise ProtocolError(address=f"broker {self.leader_id}", reason="the state of the producers is damaged")
         else:
             if news.length:
                 replica.append_as_follower(data[: news.length], epoch)

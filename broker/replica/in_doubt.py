@@ -60,8 +60,8 @@ def resolution(decision: Decision, prepared: PreparedSet, topic_id: bytes, parti
         return Resolution.WAIT
     if decision.batch_id > prepared.batch_id or decision.commit_uuid != prepared.commit_uuid:
         return Resolution.DROP
-    # A partition that has reported the batch has it durably, but may not know so any more: a replica that began anew
-    # after the batch copied only the records after it.
+    # A partition that has reported the batch has it durably, also if its leader does not know so any more: a replica
+    # that began anew under a leader of an older version got no apply progress.
     if decision.done or decision.has_applied(topic_id, partition):
         return Resolution.DROP
     return Resolution.APPLY if decision.has(topic_id, partition) else Resolution.WAIT

@@ -40,7 +40,7 @@ class Follower:
 
     Attributes:
         end_offset: it has every record before it.
-        is_whole: none of them is known to be damaged there.
+        is_whole: none of them is known to be damaged there, and it has the state of the producers before them.
         staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
         leader_end: the end of the leader's log when it said so.
         said_at: when it said so.
@@ -160,7 +160,7 @@ class Leadership:
         Args:
             pulse: of the follower's connection.
             end_offset: of the follower's log: what it has, durably if the topic asks for that.
-            is_whole: nothing of its log is known to be damaged.
+            is_whole: nothing of its log is known to be damaged, and it has the state of the producers before it.
             staged_end: up to where it has what is staged; -1: it lacks something from before this epoch.
             leader_end, leader_staged: the same of the leader's.
         """
@@ -186,7 +186,7 @@ class Leadership:
 
     def _may_join(self, broker_id: int, follower: Follower, leader_end: int, leader_staged: int) -> bool:
         """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it
-        does not have."""
+        does not have; nor would it recognise duplicates of records without their producers' state."""
         needs_all = self.is_below_min
         if broker_id in self.state.isr or not follower.is_whole:
             return False

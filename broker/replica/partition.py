@@ -97,6 +97,7 @@ class Position(NamedTuple):
     Attributes:
         last_epoch: in which its log ends; -1: it has no records.
         is_whole: nothing before the end is known to be damaged.
+        needs_producers: it lacks the state of the producers of the records before its log.
         staged: its copies of what is staged.
     """
 
@@ -105,6 +106,7 @@ class Position(NamedTuple):
     end_offset: int
     last_epoch: int
     is_whole: bool
+    needs_producers: bool
     staged: list[StagedCopy]
 
 
@@ -491,7 +493,7 @@ class Partition:
         Args:
             epoch: of the leader, as the follower believes.
             end_offset, last_epoch: where the follower's log ends, and the epoch in which it does.
-            is_whole: nothing of its log is known to be damaged.
+            is_whole: it lacks nothing of what is before the end of its log.
             staged: what it has of what is staged.
 
         Returns:
@@ -538,6 +540,12 @@ class Partition:
         """As `read`, in whatever role, up to the log's end."""
         with self._hosted():
             return self._reader.read(offset, max_bytes, hint)
+
+    def producers_before(self, offset: int) -> bytes:
+        """The state of the producers of the records before an offset, for a follower whose log begins there; see
+        Log.producers_before."""
+        with self._hosted():
+            return self.log.producers_before(offset)
 
     def met_damage(self, offset: int) -> None:
         """A follower says that what it got from an offset on is damaged."""
@@ -652,6 +660,7 @@ class Partition:
                         self.log.end_offset,
                         self.log.last_epoch,
                         damage is None,
+                        self.log.lacks_producers,
                         self._staging.copies(),
                     )
 
@@ -670,6 +679,12 @@ class Partition:
         """
         with self._following(epoch):
             return self.log.append_stamped(data, epoch)
+
+    def take_producers(self, data: bytes, epoch: int) -> bool:
+        """Take over the state of the producers of the records before this empty log; see Log.take_producers. Raises as
+        `append_as_follower`."""
+        with self._following(epoch):
+            return self.log.take_producers(data)
 
     def watermark_is(self, watermark: int, start_offset: int, epoch: int) -> None:
         """Take over the leader's high watermark and the start of its log, after this log agrees with the leader's

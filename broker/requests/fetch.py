@@ -21,6 +21,20 @@ _SLICES_MAX = 500
 when the bytes are used up; a consumer asks first for those it has least of."""
 
 
+class MemorySlice:
+    """Bytes that are not in a file; see `FileSlice`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.length = len(data)
+
+    def read(self) -> bytes:
+        return self._data
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 ReplyT = TypeVar("ReplyT")
 
 
@@ -36,7 +50,7 @@ class Answer(Generic[ReplyT]):
     """
 
     reply: ReplyT
-    slices: list[FileSlice] = field(default_factory=list)
+    slices: list[FileSlice | MemorySlice] = field(default_factory=list)
     length: int = 0
     failed: bool = False
 

@@ -15,7 +15,7 @@ from functools import partial
 from broker.replica.host import Host
 from broker.replica.leadership import IN_FLIGHT_MAX, Pulse
 from broker.replica.partition import Partition
-from broker.requests.fetch import Answer
+from broker.requests.fetch import Answer, MemorySlice
 from broker.staging.staging import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
@@ -36,12 +36,24 @@ class _Position:
     """Where a follower's log ends.
 
     Attributes:
+        needs_producers: the follower lacks the state of the producers before its log.
         diverges: what the leader answers if the logs do not agree.
         watermark, start_offset: what the follower was last told of them.
         wake: registered at the partition.
     """
 
-    __slots__ = ("diverges", "epoch", "hint", "offset", "partition", "staged", "start_offset", "wake", "watermark")
+    __slots__ = (
+        "diverges",
+        "epoch",
+        "hint",
+        "needs_producers",
+        "offset",
+        "partition",
+        "staged",
+        "start_offset",
+        "wake",
+        "watermark",
+    )
 
     def __init__(
         self,
@@ -49,6 +61,7 @@ class _Position:
         offset: int,
         epoch: int,
         hint: Hint | None,
+        needs_producers: bool,
         staged: list[StagedCopy],
         wake: Callable[[], None],
     ) -> None:
@@ -56,6 +69,7 @@ class _Position:
         self.offset = offset
         self.epoch = epoch
         self.hint = hint
+        self.needs_producers = needs_producers
         self.staged = staged
         self.diverges: tuple[int, int] | None = None
         self.watermark = self.start_offset = -1
@@ -103,6 +117,7 @@ class ReplicaSession:
                     named.end_offset,
                     named.leader_epoch,
                     Hint(named.hint.segment_base_offset, named.hint.position) if named.HasField("hint") else None,
+                    named.needs_producers,
                     [StagedCopy(each.number, each.salt, each.size) for each in named.staged],
                     partial(self._mark, key),
                 )
@@ -113,7 +128,7 @@ class ReplicaSession:
                     named.leader_epoch,
                     named.end_offset,
                     named.last_epoch,
-                    not named.has_damage,
+                    not named.has_damage and not named.needs_producers,
                     position.staged,
                 )
                 self._dirty[key] = self._unsettled[key] = None
@@ -190,6 +205,8 @@ class ReplicaSession:
                 return 0
             replica.register_replica(position.wake)
             replica.check_leads(position.epoch)
+            if position.needs_producers:
+                return self._add_producers(key, position, left, answer)
             rate = replica.throttled_rate(self._broker_id)
             most = self._piece_max(key, rate, left)
             piece = replica.read_as_replica(position.offset, max(most, 1), position.hint)
@@ -223,6 +240,19 @@ class ReplicaSession:
             self._forget(key)
             self._add_failure(key, position.epoch, error, answer)
             return 0
+
+    def _add_producers(self, key: _Key, position: _Position, left: int, answer: Answer[pb.ReplicaFetchReply]) -> int:
+        """Add the state of the producers before a follower's log, which it needs first; returns its bytes."""
+        piece = MemorySlice(position.partition.producers_before(position.offset))
+        position.partition.check_leads(position.epoch)  # all of it is of this epoch
+        if answer.length and piece.length > left:
+            self._dirty[key] = None
+            return 0
+        self._news(key, position, answer).producers_length = piece.length
+        answer.slices.append(piece)
+        answer.length += piece.length
+        self._forget(key)
+        return piece.length
 
     def _piece_max(self, key: _Key, rate: int, left: int) -> int:
         """The bytes that a partition may add to an answer in which there is room for `left`."""

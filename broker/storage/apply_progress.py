@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from kafkalog.format.batch import NO_TRANSACTION, BatchHeader
 from kafkalog.format.decisions import BATCH_WRITE_KEPT_SECONDS
@@ -40,6 +41,15 @@ _COUNT = struct.Struct("<I")
 _PROGRESS = struct.Struct("<qqqqqiiII")
 _RANGE = struct.Struct("<iii")
 assert (_COUNT.size, _PROGRESS.size, _RANGE.size) == (4, 56, 12)
+
+
+class RecordBatch(NamedTuple):
+    """A record batch of a transaction. `number`: within the part."""
+
+    producer_id: int
+    batch_id: int
+    part: int
+    number: int
 
 
 class Progress:
@@ -70,6 +80,17 @@ class Progress:
         other = Progress(self.batch_id, self.start_offset, self.first, snapshots)
         other.end_offset, other.last_append_us = self.end_offset, self.last_append_us
         other._ranges = {part: [list(each) for each in found] for part, found in self._ranges.items()}
+        return other
+
+    def before(self, producer_id: int, offset: int, later: Collection[RecordBatch]) -> Progress:
+        """The progress without later record batches, which begin at or after an offset. Its end offset and the time of
+        its last append are upper bounds."""
+        other = Progress(self.batch_id, self.start_offset, self.first)
+        other.end_offset, other.last_append_us = offset, self.last_append_us
+        for part, found in self._ranges.items():
+            for number in (number for first, end in found for number in range(first, end)):
+                if RecordBatch(producer_id, self.batch_id, part, number) not in later:
+                    other.add(part, number, number + 1)
         return other
 
     def add(self, part: int, first: int, end: int) -> None:
@@ -110,6 +131,21 @@ class ApplyProgressSnapshot:
 
     def __init__(self, progress: list[tuple[int, Progress]]) -> None:
         self._progress = progress
+
+    def end_of_batches_across(self, offset: int) -> int:
+        """The end of the last transaction batch that lies on both sides of an offset; the offset if none does."""
+        ends = (each.end_offset for _, each in self._progress if each.start_offset < offset < each.end_offset)
+        return max(ends, default=offset)
+
+    def before(self, offset: int, later: Collection[RecordBatch]) -> ApplyProgressSnapshot:
+        """See `ProducersSnapshot.before`."""
+        return ApplyProgressSnapshot(
+            [
+                (number, progress if progress.end_offset <= offset else progress.before(number, offset, later))
+                for number, progress in self._progress
+                if progress.start_offset < offset
+            ]
+        )
 
     def encode(self) -> Sequence[bytes]:
         """The saved form, as buffers to be joined."""

@@ -61,6 +61,7 @@ class Opened(NamedTuple):
         saved_offset: the saved index and the saved state of the producers describe the log up to this offset.
         synced_before: every record before this offset was synced before the last stop, as far as is known.
         epochs: the leader epochs between the log's start and end.
+        lacks_producers: see `lacks_producers`.
     """
 
     deleted: list[Segment]
@@ -69,6 +70,7 @@ class Opened(NamedTuple):
     saved_offset: int
     synced_before: int
     epochs: LeaderEpochs
+    lacks_producers: bool
 
 
 def open_folder(
@@ -129,11 +131,12 @@ def open_folder(
             disk.sync_dir(folder)  # makes the segment's name durable
         producers_at = open_producers(disk, folder, segments, producers, label)
         epochs = _open_epochs(disk, folder, segments, start_offset, label)
+        lacks = lacks_producers(disk, folder, segments)
     except BaseException:
         for segment in [*segments, *unsynced]:
             segment.close()
         raise
-    return Opened(deleted, segments, found, min(indexed_offset, producers_at), synced_before, epochs)
+    return Opened(deleted, segments, found, min(indexed_offset, producers_at), synced_before, epochs, lacks)
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:
@@ -368,6 +371,13 @@ def snapshot_offsets(disk: Disk, folder: Path) -> list[int]:
     """The offsets of the producers' saved states, newest first."""
     found = (base_offset_of(name, PRODUCERS_SUFFIX) for name in disk.names(folder))
     return sorted((offset for offset in found if offset is not None), reverse=True)
+
+
+def lacks_producers(disk: Disk, folder: Path, segments: list[Segment]) -> bool:
+    """Whether a log is empty, begins after offset 0, and has no saved state of the producers before that. After
+    `open_producers`, which leaves good states only."""
+    end_offset = segments[-1].end_offset
+    return 0 < segments[0].base_offset == end_offset and end_offset not in snapshot_offsets(disk, folder)
 
 
 def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers: Producers, label: str) -> int:

@@ -31,15 +31,22 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from broker.config import TopicSettings
-from broker.storage.apply_progress import Progress
+from broker.storage.apply_progress import Progress, RecordBatch
 from broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, read_whole
 from broker.storage.disk import Buffer, TruncateFailed, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.epochs import EPOCHS_NAME, NO_EPOCH, LeaderEpochs
 from broker.storage.flusher import FlushTask
 from broker.storage.index import Damage, decode_index, encode_index
-from broker.storage.loader import finish_reset, may_be_reset, open_folder, open_producers, record_reset
-from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered
+from broker.storage.loader import (
+    finish_reset,
+    lacks_producers,
+    may_be_reset,
+    open_folder,
+    open_producers,
+    record_reset,
+)
+from broker.storage.producer_state import Producers, ProducersSnapshot, Remembered, is_saved_state
 from broker.storage.reader import UNKNOWN, Reader, View
 from broker.storage.replacement import Replacement
 from broker.storage.retention import expired
@@ -137,7 +144,8 @@ class Log:
             )
         except OSError as error:
             self._errors.refuse_to_open(error, "opening the log")
-        deleted, self._segments, checkpoint, self._saved_offset, self._synced_before, self._epochs = opened
+        deleted, self._segments, checkpoint, self._saved_offset, self._synced_before, self._epochs, lacks = opened
+        self._lacks_producers = lacks
         self._deleted = deque(deleted)  # segments still to be unlinked, oldest first; under _save_lock
         segments = self._segments
         self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
@@ -194,6 +202,13 @@ class Log:
     def flushed_offset(self) -> int:
         """Every record before this offset is durable."""
         return self._flushed_offset
+
+    @property
+    def lacks_producers(self) -> bool:
+        """Whether the log is empty, and the state of the producers of the records before it is not known. A leader has
+        it (`producers_before`)."""
+        view = self.reader.view
+        return self._lacks_producers and view.start_offset == view.end_offset
 
     @property
     def high_watermark(self) -> int:
@@ -568,6 +583,46 @@ class Log:
             position += header.length
         active.leader_epoch = epoch
         self._advance(run[-1].end_offset, position)
+
+    def producers_before(self, offset: int) -> bytes:
+        """The saved form of the state of producers and transactions at an offset, where a batch begins: what a log
+        needs that has only the batches from there on, so that with these it has the state that this one has. Reads the
+        headers of transaction batches that lie on both sides.
+
+        Raises:
+            OffsetOutOfRange, CorruptBatch, StorageFailed, DiskFull, Closed: as a read of these headers.
+        """
+        with self._lock:
+            self._check_usable()
+            producers = self._producers.snapshot(self._end_offset)
+        later = {
+            RecordBatch(header.producer_id, header.transaction_batch_id, header.part, header.base_sequence)
+            for header in self.reader.headers(offset, producers.end_of_batches_across(offset))
+            if header.transaction_batch_id != NO_TRANSACTION
+        }
+        return producers.before(offset, later).encode()
+
+    def take_producers(self, data: bytes) -> bool:
+        """Take over, durably, the state of producers and transactions before an empty log, from the log of the leader;
+        see `producers_before`. Returns whether it is one, intact, at this log's end.
+
+        Raises:
+            DiskFull: nothing changed.
+            StorageFailed: the directory is out of service.
+            Closed: the log is closed.
+        """
+        with self._save_lock, self._lock:
+            self._check_usable()
+            offset = self._end_offset
+            if self.start_offset < offset or not is_saved_state(data, offset):
+                return False
+            try:
+                self._snapshots.save_encoded_producers(data, offset)
+            except OSError as error:
+                self._errors.refuse(error, "saving the producers' state")
+            self._producers.load(data, offset)
+            self._lacks_producers = False
+            return True
 
     @contextmanager
     def no_appends(self) -> Iterator[int]:
@@ -1032,6 +1087,7 @@ class Log:
         self._snapshots.producers_at = open_producers(
             self._disk, self.directory, self._segments, self._producers, self.label
         )
+        self._lacks_producers = lacks_producers(self._disk, self.directory, self._segments)
         self._publish()
 
     def reset_to(self, offset: int) -> None:
@@ -1059,6 +1115,7 @@ class Log:
             self._deleted.clear()
             self._leader_epoch, self._epochs = None, LeaderEpochs()
             self._producers.clear()
+            self._lacks_producers = offset > 0
             self._end_offset = self._flushed_offset = self._saved_offset = self._snapshots.producers_at = offset
             self._flushed_position = 0
             self._high_watermark = None if self._high_watermark is None else offset

@@ -12,7 +12,8 @@ batches that it had sent without getting an answer (OutcomeUnknown), because nob
 log. So no batch is appended twice.
 
 The state is a function of the log. It is saved from time to time in `%020d.producers`, named by the end offset that it
-describes, so that a start reads only the log after it. Saved form, little-endian:
+describes, so that a start reads only the log after it. A replica that copies a log from a later offset on gets the
+state at that offset with it (`ProducersSnapshot.before`). Saved form, little-endian:
 
     4s "KLPR", u32 version 2, i64 offset, u32 producer_count
     for each producer, in the order of their last appends:
@@ -25,12 +26,14 @@ describes, so that a start reads only the log after it. Saved form, little-endia
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.apply_progress import ApplyProgress, ApplyProgressSnapshot
+from broker.storage.apply_progress import ApplyProgress, ApplyProgressSnapshot, RecordBatch
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError, OutOfOrderSequence, ProducerFenced, SequenceForgotten, TooManyProducers
 from kafkalog.format.batch import NO_TRANSACTION, SEQUENCE_MODULUS, BatchHeader
@@ -92,6 +95,23 @@ class _Producer:
         other.batches += self.batches
         return other
 
+    def before(self, offset: int) -> _Producer | None:
+        """The state by those of its last batches that end at or before an offset; None if none does."""
+        numbers = range(len(self.batches) // _BATCH.size)
+        count = bisect_right(numbers, offset, key=lambda number: self.batch(number).end_offset)
+        if not count:
+            return None
+        last = self.batch(count - 1)
+        other = _Producer(self.epoch, self.snapshots)
+        other.next_sequence = (last.base_sequence + last.record_count) % SEQUENCE_MODULUS
+        other.last_append_us = last.append_us
+        other.batches += self.batches[: count * _BATCH.size]
+        return other
+
+    def batch(self, number: int) -> Remembered:
+        """A batch of the deduplication window; -1: the last one."""
+        return Remembered._make(_BATCH.unpack_from(self.batches, number * _BATCH.size))
+
 
 class ProducersSnapshot:
     """The state of all producers at an offset. It is taken under the log's lock, which copies only lists of references;
@@ -104,6 +124,28 @@ class ProducersSnapshot:
         self._numbers = numbers
         self._producers = producers
         self._apply_progress = apply_progress
+
+    def end_of_batches_across(self, offset: int) -> int:
+        """The end of the last transaction batch that lies on both sides of an offset; the offset if none does."""
+        return self._apply_progress.end_of_batches_across(offset)
+
+    def before(self, offset: int, later: Collection[RecordBatch]) -> ProducersSnapshot:
+        """The part of this state that is about the log before an offset: with the record batches from there on, it
+        gives this state. It has nothing about these, because a log that loses them must not take them for its own.
+
+        Args:
+            offset: where a record batch begins.
+            later: the transactions' record batches in the log from the offset to `end_of_batches_across`.
+        """
+        found = zip(self._numbers, (each.before(offset) for each in self._producers), strict=True)
+        known = [(number, producer) for number, producer in found if producer is not None]
+        known.sort(key=lambda each: each[1].batch(-1).end_offset)  # in the order of their last appends
+        return ProducersSnapshot(
+            offset,
+            [number for number, _ in known],
+            [producer for _, producer in known],
+            self._apply_progress.before(offset, later),
+        )
 
     def encode(self) -> bytes:
         """The saved form."""
@@ -184,8 +226,8 @@ class Producers:
             )
         if header.base_sequence == producer.next_sequence:
             return None
-        for at in range(len(producer.batches) - _BATCH.size, -1, -_BATCH.size):
-            batch = Remembered._make(_BATCH.unpack_from(producer.batches, at))
+        for number in reversed(range(len(producer.batches) // _BATCH.size)):
+            batch = producer.batch(number)
             if batch.base_sequence == header.base_sequence and batch.record_count == header.record_count:
                 return batch
         distance = (producer.next_sequence - header.base_sequence) % SEQUENCE_MODULUS

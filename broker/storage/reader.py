@@ -7,7 +7,7 @@ and logged once. Later reads get the same error.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 from broker.storage.disk import Disk
@@ -16,12 +16,13 @@ from broker.storage.index import Damage
 from broker.storage.segment import BadHeader, FileSlice, Hint, Segment, SharedFile
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange
 from kafkalog.events import get_logger
-from kafkalog.format.batch import body_fault
+from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, header_at
 from kafkalog.format.columns import HAS_TIMESTAMP
 
 log = get_logger(__name__)
 
 UNKNOWN = -1
+_NO_LIMIT = 1 << 62
 
 
 class View(NamedTuple):
@@ -166,6 +167,32 @@ class Reader:
                 self._check_moved(view, offset)
             except OSError as error:
                 self._failed(error)
+
+    def headers(self, offset: int, end_offset: int) -> Iterator[BatchHeader]:
+        """The headers of the batches in a range, whose start and end are those of batches. No body is read.
+
+        Raises:
+            OffsetOutOfRange: the log does not have all of it (any more).
+            CorruptBatch, StorageFailed, DiskFull, Closed: as `read`.
+        """
+        while offset < end_offset:
+            with self.read(offset, _NO_LIMIT) as found:
+                if not found.length:
+                    raise self.out_of_range(end_offset, self.view, self.view.end_offset)
+                position = found.position
+                while position < found.position + found.length and offset < end_offset:
+                    header = self._header(found, position)
+                    if header is None or header.base_offset != offset:
+                        self.on_damage(offset)
+                        raise CorruptBatch(partition=self._label, offset=offset, reason="no batch begins there")
+                    yield header
+                    position, offset = position + header.length, header.end_offset
+
+    def _header(self, found: FileSlice, position: int) -> BatchHeader | None:
+        try:
+            return header_at(self._disk.read(found.fileno(), HEADER_SIZE, position))
+        except OSError as error:
+            self._failed(error)
 
     def offset_for_timestamp(
         self, timestamp_us: int, from_offset: int = 0, look: Look | None = None

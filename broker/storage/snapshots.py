@@ -54,13 +54,17 @@ class Snapshots:
         new file may be damaged, and the newest at or below the high watermark, because the log may be truncated to
         there, and the segments before it may be deleted. The caller has synced the log up to the state's offset. Raises
         OSError."""
-        write_atomic(self._disk, snapshot_path(self._folder, producers.offset), producers.encode())
-        self.producers_at = producers.offset
+        self.save_encoded_producers(producers.encode(), producers.offset)
         offsets = snapshot_offsets(self._disk, self._folder)
         kept = {*offsets[:_NEWEST_KEPT], self._newest(offsets, high_watermark)}
         for old in offsets:
             if old not in kept:
                 self._disk.unlink(snapshot_path(self._folder, old))
+
+    def save_encoded_producers(self, data: bytes, offset: int) -> None:
+        """Save the saved form of a state at an offset durably. Raises OSError."""
+        write_atomic(self._disk, snapshot_path(self._folder, offset), data)
+        self.producers_at = offset
 
     def write_damaged_checkpoint(self) -> bool:
         """Write the checkpoint again if its file is missing or damaged; returns whether it was. Raises OSError,

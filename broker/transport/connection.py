@@ -598,7 +598,10 @@ class Connection:
                 self._make_way()
                 self._flush(more=True)
             for piece in answer.slices:
-                self._send_file(piece)
+                if isinstance(piece, FileSlice):
+                    self._send_file(piece)
+                else:
+                    self._send(piece.read())
         finally:
             answer.close()
 

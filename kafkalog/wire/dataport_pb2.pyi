@@ -195,7 +195,7 @@ class ReplicaFetchRequest(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., registration: _Optional[int] = ..., directory: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., partitions: _Optional[_Iterable[_Union[ReplicaPosition, _Mapping]]] = ...) -> None: ...
 
 class ReplicaPosition(_message.Message):
-    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged", "is_damaged", "has_damage")
+    __slots__ = ("topic_id", "partition", "leaves", "leader_epoch", "end_offset", "last_epoch", "hint", "staged", "is_damaged", "has_damage", "needs_producers")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class ReplicaPosition(_message.Message):
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     HAS_DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     leaves: bool
@@ -216,7 +217,8 @@ class ReplicaPosition(_message.Message):
     staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
     is_damaged: bool
     has_damage: bool
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_damaged: _Optional[bool] = ..., has_damage: _Optional[bool] = ...) -> None: ...
+    needs_producers: bool
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., leaves: _Optional[bool] = ..., leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., hint: _Optional[_Union[PositionHint, _Mapping]] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_damaged: _Optional[bool] = ..., has_damage: _Optional[bool] = ..., needs_producers: _Optional[bool] = ...) -> None: ...
 
 class StagedFile(_message.Message):
     __slots__ = ("number", "salt", "size")
@@ -235,7 +237,7 @@ class ReplicaFetchReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[ReplicaNews, _Mapping]]] = ...) -> None: ...
 
 class ReplicaNews(_message.Message):
-    __slots__ = ("topic_id", "partition", "error", "leader_epoch", "diverges", "agreed_epoch", "agreed_end_offset", "length", "high_watermark", "log_start_offset", "slice", "pieces", "names_staged", "staged", "is_throttled")
+    __slots__ = ("topic_id", "partition", "error", "leader_epoch", "diverges", "agreed_epoch", "agreed_end_offset", "length", "high_watermark", "log_start_offset", "slice", "pieces", "names_staged", "staged", "is_throttled", "producers_length")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +253,7 @@ class ReplicaNews(_message.Message):
     NAMES_STAGED_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_LENGTH_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     error: Error
@@ -266,7 +269,8 @@ class ReplicaNews(_message.Message):
     names_staged: bool
     staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
     is_throttled: bool
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_throttled: _Optional[bool] = ...) -> None: ...
+    producers_length: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_throttled: _Optional[bool] = ..., producers_length: _Optional[int] = ...) -> None: ...
 
 class StagedPiece(_message.Message):
     __slots__ = ("number", "position", "length")

@@ -136,14 +136,18 @@ def check(disk: MemoryDisk, stopped: Stopped, *, power_cut: bool) -> None:
     if damaged:
         return
     log.begin_epoch(9)
-    last = 3, 0, next_sequence(leaders()[2], 3) - 2
-    [again] = log.append([numbered(0, 2, producer=last)], 9)
-    assert isinstance(again, Appended) and again.end_offset == leaders()[2].end_offset
+    for producer in (0, 2, 3):  # only the last one has records after the log's start
+        last = producer, 0, next_sequence(leaders()[2], producer) - 2
+        [again] = log.append([numbered(0, 2, producer=last)], 9)
+        assert isinstance(again, Appended)
+        assert (again.end_offset > log.start_offset) is (producer == 3)
+    assert log.end_offset == leaders()[2].end_offset
 
 
 def test_steps_are_of_every_kind() -> None:
     kinds = {stopped.step for stopped in stops()}
     assert {f"rename {EPOCHS_NAME}", "truncate", "rename reset", "unlink reset", "sync"} <= kinds
+    assert f"rename {leaders()[2].start_offset:020d}.producers" in kinds
     assert [name for name in kinds if name.endswith(".log") and name.startswith(("rename", "unlink"))]
 
 

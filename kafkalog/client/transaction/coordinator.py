@@ -440,7 +440,7 @@ class TransactionCoordinator:
                 if now.done or now.commit_uuid != decision.commit_uuid:  # only a done decision is ever replaced
                     return True  # applied everywhere, long ago: leaders have forgotten their parts of it
                 if now.has_applied(place.topic_id, place.partition):
-                    return True  # its leader now copied only what came after the batch
+                    return True  # its leader now may not know so: it may have begun anew
                 return lost is not None and lost(place, error)
             return isinstance(error, UnknownTopicId)
 

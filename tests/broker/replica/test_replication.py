@@ -15,11 +15,13 @@ from broker.controller.election import join
 from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
 from broker.replica.registration import Registration
+from broker.requests.replicate import ReplicaSession
 from broker.storage.disk import Disk
 from broker.storage.log import Log
 from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import paths, registry
 from kafkalog.zk.controllers import read_controller
@@ -33,7 +35,7 @@ from kafkalog.zk.registry import (
 )
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
-from tests.broker.replica.test_staged_writes import batch
+from tests.broker.replica.test_staged_writes import apply, batch, write
 from tests.waiting import waited_for
 
 Brokers = dict[int, RunningBroker]
@@ -389,6 +391,119 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
     for each in brokers.values():
         assert [(staged.parts, staged.length) for staged in replica(each, topic).staged()] == [(1, length)]
+
+
+def emptied_and_leading(
+    brokers: Brokers, start_broker: StartBroker, path: Path, topic: bytes, deleted_to: int
+) -> RunningBroker:
+    """Of two replicas: the one that does not lead loses its disk after records were deleted, comes back, and leads."""
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    waited_for(lambda: replica(leader, topic).high_watermark == replica(leader, topic).end_offset)
+    [old] = [number for number, each in brokers.items() if each is leader]
+    brokers.pop(1 - old).stop(clean=False)
+    waited_for(in_sync(brokers, topic, 0, old))
+    replica(leader, topic).delete_before(deleted_to)
+    shutil.rmtree(path / f"broker-{1 - old}")
+    brokers[1 - old] = start_broker(1 - old, replica_lag_time_max_ms=500)
+    waited_for(in_sync(brokers, topic, 0, 0, 1), 30)
+    assert replica(brokers[1 - old], topic).start_offset == deleted_to
+    brokers.pop(old).stop(clean=False)
+    return leader_of(brokers, topic)
+
+
+@pytest.mark.parametrize("deleted_to", [6, 10])
+def test_a_replica_that_was_emptied_recognises_duplicates_of_deleted_records_when_it_leads(
+    start_broker: StartBroker, tmp_path: Path, deleted_to: int
+) -> None:
+    """It copied only the records that are left, and appended the producer's batches a second time or refused them."""
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    sent = [a_batch(producer_id=7, producer_epoch=0, base_sequence=number) for number in range(10)]
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    with leader_of(brokers, topic).client() as client:
+        for number, each in enumerate(sent):
+            assert client.append(topic, each, acks=-1).base_offset == number
+    second = emptied_and_leading(brokers, start_broker, tmp_path, topic, deleted_to)
+    with second.client() as client:
+        for number, each in enumerate(sent):
+            again = client.append(topic, each, acks=-1)
+            assert (again.base_offset, again.HasField("error")) == (number, False)
+        assert replica(second, topic).end_offset == 10
+
+
+@pytest.mark.parametrize("deleted_to", [3, 5])
+def test_a_replica_that_was_emptied_does_not_apply_a_batch_again_of_which_records_were_deleted(
+    start_broker: StartBroker, tmp_path: Path, deleted_to: int
+) -> None:
+    """It leads before the batch is noted as done, and is asked to apply it."""
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    prepared = write(replica(leader, topic), 0, [batch(number) for number in range(5)])
+    assert apply(replica(leader, topic), prepared) == 5
+    second = replica(emptied_and_leading(brokers, start_broker, tmp_path, topic, deleted_to), topic)
+    assert [staged.prepared for staged in second.staged()] == [prepared]
+    assert apply(second, prepared) == second.end_offset == 5
+
+
+def test_a_replica_that_was_emptied_does_not_join_without_the_state_of_the_producers(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a restart make it forget that it lacks it."""
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    leader = leader_of(brokers, topic)
+    with leader.client() as client:
+        assert client.append(topic, a_batch(producer_id=7, producer_epoch=0, base_sequence=0), acks=-1).base_offset == 0
+    [lost] = [number for number, each in brokers.items() if each is not leader]
+    brokers.pop(lost).stop(clean=False)
+    waited_for(in_sync(brokers, topic, 0, 1 - lost))
+    replica(leader, topic).delete_before(1)
+    shutil.rmtree(tmp_path / f"broker-{lost}")
+    asked: list[int] = []
+
+    def refuse(self: Log, offset: int) -> bytes:
+        asked.append(offset)
+        raise errors.NotLeader(broker_id=1 - lost, partition="t-0")  # it is asked again soon
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(Log, "producers_before", refuse)
+            brokers[lost] = start_broker(lost, replica_lag_time_max_ms=500)
+            asked.clear()
+            waited_for(lambda: len(asked) >= 3)
+            assert leader.record("t").states[0].isr == (1 - lost,)
+            brokers.pop(lost).stop(clean=False)
+    brokers[lost] = start_broker(lost, replica_lag_time_max_ms=500)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    assert len(replica(brokers[lost], topic).log._producers) == 1
+
+
+@pytest.mark.parametrize("deleted_to", [6, 10])
+def test_a_replica_that_was_emptied_copies_from_a_leader_that_does_not_give_the_state_of_the_producers(
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted_to: int
+) -> None:
+    """A leader of an older version ignores that it is asked for it."""
+    real = ReplicaSession.take
+
+    def take(self: ReplicaSession, request: pb.ReplicaFetchRequest) -> None:
+        for named in request.partitions:
+            named.ClearField("needs_producers")
+        real(self, request)
+
+    monkeypatch.setattr(ReplicaSession, "take", take)
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    with leader_of(brokers, topic).client() as client:
+        for number in range(10):
+            assert client.append(topic, a_batch(), acks=-1).base_offset == number
+    second = emptied_and_leading(brokers, start_broker, tmp_path, topic, deleted_to)
+    with second.client() as client:
+        assert client.append(topic, a_batch(), acks=-1).base_offset == 10
 
 
 def test_the_last_replica_stays_though_something_of_what_is_staged_is_damaged(

@@ -30,6 +30,8 @@ def catch_up(follower: Log, leader: Log, leader_epoch: int, max_bytes: int = 700
     """Follow a leader up to its end."""
     follower.follow_epoch(leader_epoch)
     agree(follower, leader)
+    if follower.lacks_producers:
+        assert follower.take_producers(leader.producers_before(follower.end_offset))
     while follower.end_offset < leader.end_offset:
         before = follower.end_offset
         assert fetch(follower, leader, leader_epoch, max_bytes) > before

@@ -320,6 +320,112 @@ def test_follower_that_ends_before_the_leaders_start_begins_there(leader: Log, f
     assert follower.log._epochs.entries == leader._epochs.entries == [(2, 70)]
 
 
+def with_producers(leader: Log, *, deleted_to: int) -> list[Batch]:
+    """Fill a leader's log with batches of producers, and ten of a transaction in between; returns the producers'."""
+    sent = [numbered(number, producer=(7 + number % 3, 0, number // 3)) for number in range(60)]
+    leader.append(sent[:30], 0)
+    for number in range(10):
+        leader.append_decided([make_batch([b"x"], producer=(99, 0, number), transaction=(4, 1))], 0)
+    leader.append(sent[30:], 0)
+    leader.delete_before(deleted_to)
+    return sent
+
+
+@pytest.mark.parametrize("deleted_to", [20, 35, 65, 70])
+def test_follower_that_begins_anew_knows_the_producers_of_the_records_before_it(
+    leader: Log, follower: Replica, deleted_to: int
+) -> None:
+    sent = with_producers(leader, deleted_to=deleted_to)
+    log = follower.log
+    log.reset_to(deleted_to)
+    assert log.lacks_producers
+    log = follower.restart()
+    assert log.lacks_producers
+    assert log.take_producers(leader.producers_before(deleted_to))
+    assert not log.lacks_producers
+    log = follower.restart()
+    assert not log.lacks_producers
+    catch_up(log, leader, 0)
+    for _ in range(2):
+        progress, theirs = log.apply_progress(99), leader.apply_progress(99)
+        assert progress is not None and theirs is not None
+        assert progress.encode(99) == theirs.encode(99)
+        log.begin_epoch(log.last_epoch + 1)
+        again = log.append(sent, log.last_epoch)
+        assert [each.base_offset for each in again if isinstance(each, Appended)] == [*range(30), *range(40, 70)]
+        assert log.end_offset == 70
+        log = follower.restart()
+
+
+def test_follower_that_begins_anew_knows_nothing_of_records_that_it_does_not_have(
+    leader: Log, follower: Replica
+) -> None:
+    """After a failover they may be lost, and are sent and applied again."""
+    sent = with_producers(leader, deleted_to=35)
+    log = follower.log
+    log.reset_to(35)
+    catch_up(log, leader, 0)
+    log.truncate_to(38)
+    log.begin_epoch(1)
+    progress = log.apply_progress(99)
+    assert progress is not None
+    assert [progress.has(1, number) for number in range(10)] == [True] * 8 + [False] * 2
+    again = log.append(sent, 1)
+    assert [each.base_offset for each in again if isinstance(each, Appended)] == [*range(30), *range(38, 68)]
+
+
+def test_follower_takes_no_state_that_is_damaged_or_not_of_its_end_or_amid_its_log(
+    leader: Log, follower: Replica
+) -> None:
+    with_producers(leader, deleted_to=20)
+    log = follower.log
+    log.reset_to(20)
+    data = leader.producers_before(20)
+    assert not log.take_producers(data[:-1])
+    assert not log.take_producers(leader.producers_before(21))
+    assert log.lacks_producers
+    fetch(log, leader, 0, 1)
+    assert not log.lacks_producers and not log.take_producers(leader.producers_before(log.end_offset))
+    log.truncate_to(20)
+    assert log.lacks_producers and log.take_producers(data)
+
+
+def test_follower_without_room_for_the_state_of_the_producers_asks_again(
+    leader: Log, follower: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_producers(leader, deleted_to=20)
+    log = follower.log
+    log.reset_to(20)
+
+    def full(path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(follower.disk, "create", full)
+        with pytest.raises(DiskFull):
+            log.take_producers(leader.producers_before(20))
+    assert log.lacks_producers and len(log._producers) == 0
+    catch_up(log, leader, 0)
+    assert len(log._producers) == 3
+
+
+def test_deletion_on_a_follower_keeps_the_state_that_it_got_until_a_later_one_is_saved(
+    leader: Log, follower: Replica
+) -> None:
+    sent = with_producers(leader, deleted_to=20)
+    log = follower.log
+    log.high_watermark = 0
+    log.reset_to(20)
+    catch_up(log, leader, 0)
+    log.high_watermark = 45
+    log.delete_before(40)
+    assert states(log)[0] == 20
+    assert log.truncate_to(45) == 45
+    log.begin_epoch(1)
+    [again] = log.append(sent[:1], 1)
+    assert isinstance(again, Appended) and again.base_offset == 0
+
+
 def test_reset_without_room_for_its_record_deletes_nothing(
     leader: Log, follower: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from broker.storage.apply_progress import RecordBatch
 from broker.storage.producer_state import Producers, Remembered
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OutOfOrderSequence, ProducerFenced, SequenceForgotten, TooManyProducers
@@ -228,3 +231,49 @@ def test_snapshot_is_not_changed_by_what_comes_after_it() -> None:
 
 def transactional(number: int) -> BatchHeader:
     return make_batch([b"x"], producer=(9, 0, number), transaction=(1, 0))[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_state_before_an_offset_gives_the_whole_state_with_the_batches_from_there_on(seed: int) -> None:
+    """And it has nothing about those, which may be lost."""
+    chance = random.Random(seed)
+    whole = Producers("t-0", 5, 1000, ManualClock())
+    headers: list[BatchHeader] = []
+    sent: dict[tuple[int, int], int] = {}
+    offset = batch_id = 0
+    for at_us in range(40):
+        if chance.random() < 0.3:
+            batch_id += chance.random() < 0.2
+            part = chance.randrange(2)
+            number = sent[batch_id, part] = sent.get((batch_id, part), -1) + 1
+            made, _ = make_batch([b"x"] * chance.randint(1, 3), producer=(99, 0, number), transaction=(batch_id, part))
+        else:
+            producer, epoch = chance.randrange(4), at_us // 25
+            sequence = sent.get((producer, epoch), 0)
+            made = header(sequence, chance.randint(1, 3), epoch=epoch, producer=producer)
+            sent[producer, epoch] = made.end_sequence
+        headers.append(made._replace(base_offset=offset, append_timestamp_us=at_us))
+        whole.replay(headers[-1])
+        offset = headers[-1].end_offset
+    taken = whole.snapshot(offset)
+    expected = taken.encode()
+    for number, first in enumerate(headers):
+        at, rest = first.base_offset, headers[number:]
+        until = taken.end_of_batches_across(at)
+        later = {
+            RecordBatch(each.producer_id, each.transaction_batch_id, each.part, each.base_sequence)
+            for each in rest
+            if each.producer_id == 99 and each.base_offset < until
+        }
+        copy = Producers("t-0", 5, 1000, ManualClock())
+        assert copy.load(taken.before(at, later).encode(), at)
+        known = copy.apply_progress.get(99)
+        for each in rest:
+            if each.producer_id != 99:
+                assert not isinstance(copy.check(each), Remembered)
+            elif known is not None and known.batch_id == each.transaction_batch_id:
+                assert not known.has(each.part, each.base_sequence)
+        for each in rest:
+            copy.replay(each)
+        assert copy.snapshot(offset).encode() == expected
+    assert whole.snapshot(offset).encode() == expected
