@@ -231,11 +231,15 @@ class ReplicaFetcher:
         epoch = news.leader_epoch
         if news.HasField("error"):
             error = frames.error_from_wire(news.error)
-            if not isinstance(error, OffsetOutOfRange) or not replica.begin_anew(error.facts["start_offset"], epoch):
+            if not isinstance(error, OffsetOutOfRange):
+                raise error
+            start_offset = error.facts["start_offset"]
+            if not replica.begin_anew(start_offset, _copy_offset(news, start_offset), epoch):
                 raise error
         elif news.diverges:
+            copy_offset = _copy_offset(news, news.log_start_offset)
             try:
-                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, epoch)
+                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, copy_offset, epoch)
             except ReplicaDiverged as error:
                 self.leave(key)
                 self._on_diverged(replica, error)
@@ -272,3 +276,8 @@ class ReplicaFetcher:
             self._reasons[key] = str(error)
             log.info("replica_not_fetched", partition=replica.label, leader=self.leader_id, reason=str(error))
         self._name(key, after_seconds)
+
+
+def _copy_offset(news: pb.ReplicaNews, start_offset: int) -> int:
+    """Where a copy of the leader's log begins. An older leader gives only its start offset."""
+    return news.copy_offset if news.HasField("copy_offset") else start_offset

@@ -502,8 +502,11 @@ class Partition:
 
         Raises:
             NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: one of the two does not know the newest epoch.
-            OffsetOutOfRange: the log begins after the follower's end.
+            OffsetOutOfRange: the log begins after the follower's end, and the follower is not empty or not where a copy
+                begins.
         """
+        with self._hosted():
+            begins_copy = last_epoch < 0 and end_offset < self.start_offset and end_offset == self.copy_offset
         with self._hosted(), self._role_lock:
             leadership = self._leadership
             if leadership is None:
@@ -512,7 +515,7 @@ class Partition:
                 error = FencedLeaderEpoch if epoch < leadership.epoch else UnknownLeaderEpoch
                 raise error(partition=self.label, epoch=epoch, current=leadership.epoch)
             view = self._reader.view
-            if end_offset < view.start_offset:
+            if end_offset < view.start_offset and not begins_copy:
                 raise self._reader.out_of_range(end_offset, view, view.end_offset)
             if last_epoch >= 0:
                 found, ended = self.log.epoch_end(last_epoch)
@@ -536,10 +539,16 @@ class Partition:
             self.on_joinable(self)
         return None
 
-    def read_as_replica(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
-        """As `read`, in whatever role, up to the log's end."""
+    @property
+    def copy_offset(self) -> int:
+        """Where a copy of this log begins: with the batch that contains the start offset."""
         with self._hosted():
-            return self._reader.read(offset, max_bytes, hint)
+            return self._reader.copy_offset()
+
+    def read_as_replica(self, offset: int, max_bytes: int, hint: Hint | None) -> FileSlice:
+        """As `read`, in whatever role, up to the log's end, and from where a copy begins."""
+        with self._hosted():
+            return self._reader.read(offset, max_bytes, hint, for_copy=True)
 
     def producers_before(self, offset: int) -> bytes:
         """The state of the producers of the records before an offset, for a follower whose log begins there; see
@@ -696,11 +705,9 @@ class Partition:
             if self.log.start_offset < start_offset <= self.log.end_offset:
                 self.log.delete_before(start_offset)
 
-    def truncate_as_follower(
-        self, agreed_epoch: int, agreed_end_offset: int, leader_start_offset: int, epoch: int
-    ) -> None:
+    def truncate_as_follower(self, agreed_epoch: int, agreed_end_offset: int, copy_offset: int, epoch: int) -> None:
         """Cut off what the leader does not have: see `fetched` (rule 1). If nothing of this log is known to agree with
-        the leader's, begin anew where that begins.
+        the leader's, begin anew where a copy of that begins.
 
         Raises:
             ReplicaDiverged: readers have seen what would be cut off, and the topic does not allow that.
@@ -712,7 +719,7 @@ class Partition:
             if agreed < seen and not self.settings.unclean_leader_election_enable:
                 raise ReplicaDiverged(partition=self.label, offset=agreed, high_watermark=seen, leader=self._leader_id)
             if agreed <= start_offset and agreed < seen:
-                self._begin_anew(leader_start_offset)
+                self._begin_anew(copy_offset)
             else:
                 self._truncate_to(agreed)
 
@@ -732,12 +739,13 @@ class Partition:
                 self._readable_limit = self.log.high_watermark
         log.warning("damaged_end_cut", partition=self.label, end_offset=end_offset)
 
-    def begin_anew(self, leader_start_offset: int, epoch: int) -> bool:
-        """Drop the log if the leader's begins after its end; returns whether it does."""
+    def begin_anew(self, leader_start_offset: int, copy_offset: int, epoch: int) -> bool:
+        """Drop the log if the leader's begins after its end, and begin where a copy of that begins; returns whether it
+        does."""
         with self._following(epoch):
             begins_later = leader_start_offset > self.log.end_offset
             if begins_later:
-                self._begin_anew(leader_start_offset)
+                self._begin_anew(copy_offset)
             return begins_later
 
     def _begin_anew(self, offset: int) -> None:

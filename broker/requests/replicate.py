@@ -19,7 +19,7 @@ from broker.requests.fetch import Answer, MemorySlice
 from broker.staging.staging import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
-from kafkalog.errors import KafkalogError
+from kafkalog.errors import KafkalogError, OffsetOutOfRange
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
@@ -186,9 +186,16 @@ class ReplicaSession:
         for key, (epoch, error) in failed.items():
             self._add_failure(key, epoch, error, answer)
 
-    @staticmethod
-    def _add_failure(key: _Key, epoch: int, error: KafkalogError, answer: Answer[pb.ReplicaFetchReply]) -> None:
-        news = answer.reply.partitions.add(topic_id=key[0], partition=key[1], leader_epoch=epoch)
+    def _add_failure(self, key: _Key, epoch: int, error: KafkalogError, answer: Answer[pb.ReplicaFetchReply]) -> None:
+        copy_offset = None
+        if isinstance(error, OffsetOutOfRange):
+            try:
+                copy_offset = self._host.replica_of(*key).copy_offset
+            except KafkalogError as later:
+                error = later
+        news = answer.reply.partitions.add(
+            topic_id=key[0], partition=key[1], leader_epoch=epoch, copy_offset=copy_offset
+        )
         news.error.CopyFrom(error_to_wire(error))
 
     def _look(self, key: _Key, left: int, answer: Answer[pb.ReplicaFetchReply]) -> int:
@@ -199,7 +206,9 @@ class ReplicaSession:
         replica = position.partition
         try:
             if position.diverges is not None:
+                copy_offset = replica.copy_offset
                 news = self._news(key, position, answer)
+                news.copy_offset = copy_offset
                 news.diverges, (news.agreed_epoch, news.agreed_end_offset) = True, position.diverges
                 self._forget(key)  # until it is named again
                 return 0

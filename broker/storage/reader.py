@@ -137,7 +137,15 @@ class Reader:
             raise Closed(what=f"log of {self._label}")
         return look() if look is not None else (view := self.view, view.end_offset)
 
-    def read(self, offset: int, max_bytes: int, hint: Hint | None = None, look: Look | None = None) -> FileSlice:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        hint: Hint | None = None,
+        look: Look | None = None,
+        *,
+        for_copy: bool = False,
+    ) -> FileSlice:
         """Find the batches from an offset on.
 
         Args:
@@ -146,6 +154,7 @@ class Reader:
             hint: position where that batch may start, from an earlier slice. A wrong hint is ignored.
             look: returns the readable end offset; without it, the log's end counts. No batch that reaches beyond the
                 readable end is in the slice.
+            for_copy: the offset may also be the `copy_offset`, before the log's start.
 
         Returns:
             A slice of one segment. It is empty if no batch from the offset on is readable yet.
@@ -159,14 +168,33 @@ class Reader:
         """
         while True:
             view, end = self._look(look)
-            if not view.start_offset <= offset <= view.end_offset:
-                raise self.out_of_range(offset, view, end)
             try:
+                if for_copy and offset < view.start_offset and offset == self._copy_offset(view):
+                    return self._read(view, view.start_offset, max_bytes, hint, end)
+                if not view.start_offset <= offset <= view.end_offset:
+                    raise self.out_of_range(offset, view, end)
                 return self._read(view, offset, max_bytes, hint, end)
             except FileNotFoundError:
                 self._check_moved(view, offset)
             except OSError as error:
                 self._failed(error)
+
+    def copy_offset(self) -> int:
+        """Where a copy of the log begins: with the batch that contains the start offset. Raises as `read`."""
+        while True:
+            view, _ = self._look(None)
+            try:
+                return self._copy_offset(view)
+            except FileNotFoundError:
+                self._check_moved(view, view.start_offset)
+            except OSError as error:
+                self._failed(error)
+
+    def _copy_offset(self, view: View) -> int:
+        start_offset = view.start_offset
+        if start_offset == view.end_offset:
+            return start_offset
+        return self.boundary(view, bisect_right(view.bases, start_offset) - 1, start_offset)[1]
 
     def headers(self, offset: int, end_offset: int) -> Iterator[BatchHeader]:
         """The headers of the batches in a range, whose start and end are those of batches. No body is read.
@@ -176,7 +204,7 @@ class Reader:
             CorruptBatch, StorageFailed, DiskFull, Closed: as `read`.
         """
         while offset < end_offset:
-            with self.read(offset, _NO_LIMIT) as found:
+            with self.read(offset, _NO_LIMIT, for_copy=True) as found:
                 if not found.length:
                     raise self.out_of_range(end_offset, self.view, self.view.end_offset)
                 position = found.position

@@ -237,7 +237,7 @@ class ReplicaFetchReply(_message.Message):
     def __init__(self, partitions: _Optional[_Iterable[_Union[ReplicaNews, _Mapping]]] = ...) -> None: ...
 
 class ReplicaNews(_message.Message):
-    __slots__ = ("topic_id", "partition", "error", "leader_epoch", "diverges", "agreed_epoch", "agreed_end_offset", "length", "high_watermark", "log_start_offset", "slice", "pieces", "names_staged", "staged", "is_throttled", "producers_length")
+    __slots__ = ("topic_id", "partition", "error", "leader_epoch", "diverges", "agreed_epoch", "agreed_end_offset", "length", "high_watermark", "log_start_offset", "slice", "pieces", "names_staged", "staged", "is_throttled", "producers_length", "copy_offset")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class ReplicaNews(_message.Message):
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_THROTTLED_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    COPY_OFFSET_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     error: Error
@@ -270,7 +271,8 @@ class ReplicaNews(_message.Message):
     staged: _containers.RepeatedCompositeFieldContainer[StagedFile]
     is_throttled: bool
     producers_length: int
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_throttled: _Optional[bool] = ..., producers_length: _Optional[int] = ...) -> None: ...
+    copy_offset: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_throttled: _Optional[bool] = ..., producers_length: _Optional[int] = ..., copy_offset: _Optional[int] = ...) -> None: ...
 
 class StagedPiece(_message.Message):
     __slots__ = ("number", "position", "length")

@@ -228,12 +228,12 @@ def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_
 def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(directory: LogDirectory) -> None:
     partition = deposed(directory, 2, is_unclean=True)
     for start_offset in (0, 5, 10):
-        assert not partition.begin_anew(start_offset, 4)
+        assert not partition.begin_anew(start_offset, start_offset, 4)
         assert (partition.start_offset, partition.end_offset) == (2, 10)
     with pytest.raises(FencedLeaderEpoch):
-        partition.begin_anew(20, 3)
-    assert partition.begin_anew(20, 4)
-    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (20, 20, 20)
+        partition.begin_anew(20, 20, 3)
+    assert partition.begin_anew(20, 18, 4)  # its batch reaches back before its start
+    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (18, 18, 18)
 
 
 # --- from one copy to several, and back

@@ -506,6 +506,28 @@ def test_a_replica_that_was_emptied_copies_from_a_leader_that_does_not_give_the_
         assert client.append(topic, a_batch(), acks=-1).base_offset == 10
 
 
+def test_a_replica_that_was_emptied_copies_a_log_whose_start_is_amid_a_batch(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    """The batch reaches back before the start, and the replica refused it again and again."""
+    brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    sent = [
+        a_batch([b"%d" % each for each in range(3)], producer_id=7, producer_epoch=0, base_sequence=3 * number)
+        for number in range(4)
+    ]
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    with leader_of(brokers, topic).client() as client:
+        for number, each in enumerate(sent):
+            assert client.append(topic, each, acks=-1).base_offset == 3 * number
+    second = emptied_and_leading(brokers, start_broker, tmp_path, topic, 7)
+    with second.client() as client:
+        for number, each in enumerate(sent):
+            again = client.append(topic, each, acks=-1)
+            assert (again.base_offset, again.HasField("error")) == (3 * number, False)
+        assert replica(second, topic).end_offset == 12
+
+
 def test_the_last_replica_stays_though_something_of_what_is_staged_is_damaged(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:

@@ -374,6 +374,34 @@ def test_follower_that_begins_anew_knows_nothing_of_records_that_it_does_not_hav
     assert [each.base_offset for each in again if isinstance(each, Appended)] == [*range(30), *range(38, 68)]
 
 
+def test_a_copy_of_a_log_whose_start_is_amid_a_batch_begins_with_that_batch(leader: Log, follower: Replica) -> None:
+    assert leader.reader.copy_offset() == 0
+    for number in range(4):
+        leader.append_decided([make_batch([b"x"] * 3, producer=(99, 0, number), transaction=(4, 1))], 0)
+    assert [_copy_offset_after(leader, offset) for offset in (3, 7, 8)] == [3, 6, 6]
+    log = follower.log
+    log.reset_to(6)
+    assert log.take_producers(leader.producers_before(6))
+    progress = log.apply_progress(99)
+    assert progress is not None and [progress.has(1, number) for number in range(4)] == [True, True, False, False]
+    for offset, for_copy in ((6, False), (5, True), (7, False)):
+        with pytest.raises(OffsetOutOfRange):
+            leader.reader.read(offset, 1, for_copy=for_copy)
+    with leader.reader.read(6, 1 << 20, for_copy=True) as found:
+        assert log.append_stamped(memoryview(found.read()), 0) == 12
+    log.delete_before(8)
+    log = follower.restart()
+    progress, theirs = log.apply_progress(99), leader.apply_progress(99)
+    assert progress is not None and theirs is not None and progress.encode(99) == theirs.encode(99)
+    assert read_all(log) == read_all(leader)
+    assert _copy_offset_after(leader, 12) == 12
+
+
+def _copy_offset_after(log: Log, deleted_to: int) -> int:
+    log.delete_before(deleted_to)
+    return log.reader.copy_offset()
+
+
 def test_follower_takes_no_state_that_is_damaged_or_not_of_its_end_or_amid_its_log(
     leader: Log, follower: Replica
 ) -> None:
