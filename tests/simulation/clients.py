@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.errors import KafkalogError, OffsetOutOfRange, RetriableError
 from kafkalog.format.batch import iter_batches
 from kafkalog.records import TopicPartition
+from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
 from tests.chaos.history import NO_OFFSET, Operation
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _ACK_MS = 6000
 _REQUEST_SECONDS = (1.0, 7.0)
 ACKS_ALL, ACKS_LEADER = -1, 1
+_DELETES, _DELETES_AMONG = 0.2, 10
 
 
 class Client:
@@ -155,14 +157,16 @@ def append_request(topic_id: bytes, number: int, batch: bytes, acks: int) -> pb.
 
 
 class Reader(Client):
-    """Reads from the first offset to the end, and goes on.
+    """Reads from the first offset to the end, and goes on. It may delete what it has read.
 
     Attributes:
         offset: the next one.
+        records: that it was handed.
     """
 
     def __init__(self, world: World, name: str, number: int) -> None:
         self.offset = 0
+        self.records: list[tuple[int, str]] = []
         super().__init__(world, name, number)
 
     def run(self) -> None:
@@ -170,6 +174,8 @@ class Reader(Client):
         while not self.world.is_over:
             try:
                 self.read()
+                if self.world.plan.deletes and self.records and self.chance.random() < _DELETES:
+                    self.delete()
             except OffsetOutOfRange:  # a new leader does not know yet up to where the last one let readers read
                 self.pause()
             except KafkalogError:
@@ -192,4 +198,14 @@ class Reader(Client):
             records += [(offset, value) for offset, value in values_of(header) if offset >= self.offset]
             self.offset = header.end_offset
         if records:
+            self.records += records
             self.record("poll", "ok", records, 0, self.name)
+
+    def delete(self) -> None:
+        """Delete up to some record of the last ones, also amid a batch. Raises KafkalogError."""
+        offset, _ = self.chance.choice(self.records[-_DELETES_AMONG:])
+        answered = self.call(
+            bpb.DeleteRecordsRequest(topic_id=self.world.topic_id, partition=self.number, before_offset=offset)
+        )
+        if isinstance(answered, KafkalogError):
+            raise answered

@@ -27,11 +27,12 @@ from broker.replica.undone import Undone
 from broker.replica.watcher import Watcher
 from broker.requests import append as appends
 from broker.requests import fetch as fetches
-from broker.requests import staging, waits
+from broker.requests import offsets, staging, waits
 from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
 from kafkalog.errors import BrokerUnreachable, KafkalogError, RequestTimedOut, ZooKeeperUnreachable
 from kafkalog.retry import Backoff
+from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2 as tpb
 from kafkalog.zk.cluster import join_cluster
@@ -278,6 +279,8 @@ class Machine:
             return staging.prepare(request, host, jobs, _TURN_SECONDS)
         if isinstance(request, tpb.ApplyRequest):
             return staging.apply(request, host, jobs, _TURN_SECONDS)
+        if isinstance(request, bpb.DeleteRecordsRequest):
+            return offsets.delete_records(request, host)
         return staging.forget(request, host)
 
     def _stage(self, host: Host, request: pb.StageRequest, body: bytes) -> pb.StageReply:

@@ -65,6 +65,7 @@ class Plan:
         latency_seconds: of the network.
         stages: there are exactly-once writes too.
         staged_file_bytes: at which a file of what is staged is full.
+        deletes: readers delete what they have read.
     """
 
     seed: int
@@ -78,6 +79,7 @@ class Plan:
     latency_seconds: float
     stages: bool
     staged_file_bytes: int
+    deletes: bool
     faults: list[Fault] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -140,5 +142,6 @@ def plan(seed: int) -> Plan:
         chance.choice((0.0003, 0.0003, 0.003, 0.02)),
         chance.random() < 0.5,
         random.Random(f"staged files {seed}").choice((1000, 2000, 5000)),
+        random.Random(f"deletes {seed}").random() < 0.4,
         faults,
     )
