@@ -8,7 +8,8 @@ The readable end is the high watermark or, with flush.visibility=flushed, the en
 rule, section 3.1) if that is before it. In both cases it is at most the start of the first hidden batch (`applier.py`).
 It does not go back while this replica leads, because a reader would then treat its range as lost.
 
-Thread-safe. Waiters are woken outside every lock. A wake is a hint to look again; a registration is good for one wake.
+Thread-safe. A waiter's wake must take no lock of a partition: it may be called under the role's. It is a hint to look
+again; a registration is good for one wake.
 """
 
 from __future__ import annotations
