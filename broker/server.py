@@ -2,9 +2,9 @@
 
 Start: settings, ports (a port in use is the commonest mistake and costs nothing to find), the data directory's lock,
 ZooKeeper, the check of the broker's id, the logs, the threads that work beside requests, the data port, gRPC, the
-broker registry, the controller. Stop, in reverse order, completing accepted requests: other replicas take over the partitions
-that are led here, the controller resigns, gRPC, the data port, those threads, ZooKeeper (the end of the session removes
-the broker from the registry), then every log is flushed and its index saved.
+broker registry, the controller. Stop, in reverse order, completing accepted requests: other replicas take over the
+partitions that are led here, the controller resigns, gRPC, the data port, those threads, ZooKeeper (the end of the
+session removes the broker from the registry), then every log is flushed and its index saved.
 """
 
 from __future__ import annotations
