@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from broker.config import BrokerSettings
-from broker.controller.election import elect, first_state, prefer
-from broker.controller.reassignment import finish
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.registration import Registration
+from broker.states.election import elect, first_state, prefer
+from broker.states.reassignment import finish
 from kafkalog.clock import Clock
 from kafkalog.errors import ZooKeeperUnreachable
 from kafkalog.events import get_logger

@@ -24,12 +24,12 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from broker.config import BrokerSettings, TopicSettings
-from broker.controller import election
 from broker.replica.follower import Links
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.partition import Partition
 from broker.replica.removal import Removal
 from broker.replica.undone import Undone
+from broker.states import election
 from broker.storage.log_dir import LogDirectory, folder_name
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import (
@@ -87,7 +87,7 @@ class Host:
         settings: the broker's.
 
     Attributes:
-        on_joinable: called with a partition of which a follower may join the in-sync set.
+        on_joinable: called when a follower of some partition may join the in-sync set.
         on_damage: called with a partition and an offset at which a read has met damage. It must neither wait nor raise.
         raise_epoch: ends all registrations of this broker until now (`Registration.raise_epoch`).
     """
@@ -121,7 +121,7 @@ class Host:
         self._begun_anew: dict[PartitionKey, str | None] = {}
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
-        self.on_joinable: Callable[[Partition], object] = lambda partition: None
+        self.on_joinable: Callable[[], object] = lambda: None
         self.on_damage: Callable[[Partition, int], object] = lambda partition, offset: None
         self.raise_epoch: Callable[[], object] = lambda: None
         self.links = Links(broker_id, self._directory_id, metadata, clock, self._diverged)
@@ -598,7 +598,7 @@ class Host:
         opened_partition = Partition(
             topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock
         )
-        opened_partition.on_joinable = lambda partition: self.on_joinable(partition)
+        opened_partition.on_joinable = lambda: self.on_joinable()
         opened_partition.is_certain = self._is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
         opened_partition.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from broker.controller import election
 from broker.replica.host import Host
 from broker.replica.partition import Partition, Wanted
+from broker.states import election
 from kafkalog.clock import Clock
 from kafkalog.errors import ZooKeeperUnreachable
 from kafkalog.events import get_logger
@@ -58,7 +58,7 @@ class InSyncSets:
         if self._thread.is_alive():
             self._thread.join()
 
-    def joinable(self, partition: Partition) -> None:
+    def joinable(self) -> None:
         """Some follower may join an in-sync set. Called by any thread."""
         if not self._is_joinable:
             with self._changed:

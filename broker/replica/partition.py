@@ -176,7 +176,7 @@ class Partition:
         self._assigned: tuple[int, ...] = (broker_id,)
         self._readable_limit = _NO_LIMIT  # the high watermark, unless this replica is alone
         self.may_have_lost = False
-        self.on_joinable: Callable[[Partition], object] = lambda partition: None
+        self.on_joinable: Callable[[], object] = lambda: None
         self.is_certain: Callable[[], bool] = lambda: True  # whether the roles are those of this moment
         self._reader = log.reader
         if log.flushed_offset < log.end_offset:
@@ -228,7 +228,7 @@ class Partition:
             self._publish_watermark(leadership)
         self.wake_waiters()
         self._wake_replicas()
-        self.on_joinable(self)
+        self.on_joinable()
 
     def follow(self, leader_id: int, leader_epoch: int) -> None:
         """Follow a leader, -1 for nobody, from now on. Appends that are not acknowledged get an error."""
@@ -537,7 +537,7 @@ class Partition:
             )
         self._advance()
         if joinable:
-            self.on_joinable(self)
+            self.on_joinable()
         return None
 
     @property

@@ -1,5 +1,5 @@
 """Moves of partitions to other brokers (KIP-455): begin, throttle, cancel. Any broker answers. Each partition is
-changed by one write of its state, which names the version that was read; `broker/controller/reassignment.py` has the
+changed by one write of its state, which names the version that was read; `broker/states/reassignment.py` has the
 steps, and the controller does the last one. Progress is in the descriptions of topics
 (`broker/requests/topics.py`)."""
 
@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from broker.controller import reassignment
-from broker.controller.placement import move_replicas
 from broker.replica.host import Host
 from broker.replica.metadata import topic_settings
+from broker.states import reassignment
+from broker.states.placement import move_replicas
 from kafkalog.errors import (
     BrokerBusy,
     InvalidRequest,

@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from broker.config import TopicSettings
-from broker.controller.placement import place_replicas
 from broker.replica.host import Host
 from broker.replica.metadata import topic_settings
+from broker.states.placement import place_replicas
 from kafkalog.errors import (
     InvalidPartitions,
     InvalidRequest,

@@ -23,11 +23,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerSettings
-from broker.controller.election import join
 from broker.local.zookeeper import EmbeddedZooKeeper
 from broker.replica.in_doubt import InDoubtRecovery
 from broker.replica.watcher import Watcher
 from broker.server import Broker, read_config
+from broker.states.election import join
 from broker.storage import log_dir as directory
 from broker.storage.disk import Disk
 from kafkalog import Admin, errors

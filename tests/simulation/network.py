@@ -48,10 +48,6 @@ class Network:
         for connection in [each for each in self.connections if process in (each.source, each.target)]:
             connection.cut()
 
-    def drop_between(self, one: str, other: str) -> None:
-        for connection in [each for each in self.connections if {each.source.name, each.target.name} == {one, other}]:
-            connection.cut()
-
     def arrival(self, source: str, target: str) -> float:
         """When a message that is sent now arrives."""
         way = 0.0001 + self.chance.expovariate(1 / self.latency_seconds)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.controller.election import join
 from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
 from broker.replica.registration import Registration
 from broker.requests.replicate import ReplicaSession
+from broker.states.election import join
 from broker.storage.disk import Disk
 from broker.storage.log import Log
 from broker.storage.segment import FileSlice, Hint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.controller import reassignment
 from broker.replica.scrubber import Scrubber
+from broker.states import reassignment
 from kafkalog.clock import ManualClock
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import iter_batches

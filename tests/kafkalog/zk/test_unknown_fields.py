@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.controller import election
+from broker.states import election
 from kafkalog.client.transaction.coordinator import CommitBatch, decided
 from kafkalog.format.decisions import Decision
 from kafkalog.records import TopicPartition

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations, permutations, product
 
-from broker.controller.election import elect
-from broker.controller.reassignment import begin, cancel, finish
+from broker.states.election import elect
+from broker.states.reassignment import begin, cancel, finish
 from kafkalog.zk.registry import PartitionState
 
 BROKERS = (0, 1, 2, 3)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-from broker.controller.placement import move_replicas, place_replicas
+from broker.states.placement import move_replicas, place_replicas
 from kafkalog.errors import InvalidReplicationFactor, NoBrokers, TooFewBrokers
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.controller.election import depart, elect, first_state, join, leave, prefer
+from broker.states.election import depart, elect, first_state, join, leave, prefer
 from kafkalog.zk.registry import PartitionState
 from tests.model.replication import Model, State, World, Znode
 
