@@ -95,14 +95,14 @@ class NotLeader(RetriableError):
 
 
 class LeaderNotAvailable(RetriableError):
-    """Facts: `broker_id`, -1 while no broker has opened the partition's log; the sentence then states that."""
+    """Facts: `broker_id`, -1 while nobody leads; the sentence then states that."""
 
     code = 14
     message = "partition {partition} has no live leader: broker {broker_id} is not registered"
 
     def _sentence(self) -> str:
         if self.facts.get("broker_id") == -1:
-            return f"partition {self.facts.get('partition')} has no leader yet: no broker has opened its log"
+            return f"partition {self.facts.get('partition')} has no leader: no live broker has opened its log"
         return super()._sentence()
 
 

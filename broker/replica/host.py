@@ -364,7 +364,7 @@ class Host:
             except KafkalogError as error:
                 turn.failed[number] = error
                 continue
-            if state is not None and len(topic.replicas_of(number)) > 1:
+            if state is not None and self._others_have(topic, number, state):
                 if lost is not None:
                     turn.anew.add(number)
                 if lost is not None or (self._directory.may_have_lost and settings.flush_messages != 1):
@@ -374,6 +374,11 @@ class Host:
             else:
                 turn.wanted[number] = self._wanted_state(state)
         return turn
+
+    def _others_have(self, topic: TopicRecord, number: int, state: PartitionState) -> bool:
+        """Whether another replica may have the partition's log. Before one has joined, this is the only copy."""
+        others = {*topic.replicas_of(number)} - {self.broker_id}
+        return not others.isdisjoint(state.directories)
 
     def _wanted_state(self, state: PartitionState | None) -> PartitionState:
         """The state that a partition is to have once its log is open here."""

@@ -20,6 +20,7 @@ from kafkalog.errors import (
     KafkalogError,
     LeaderNotAvailable,
     NoBrokers,
+    PartitionLost,
     ReassignmentInProgress,
     ReassignmentNotCancelled,
     UnknownBroker,
@@ -83,6 +84,16 @@ def reassign_partitions(
                 raise ReassignmentInProgress(partition=move.label, topic=move.topic.name, target=list(state.target))
             if state.leader not in live:
                 raise LeaderNotAvailable(partition=move.label, broker_id=state.leader)
+            here, there = state.directories.get(state.leader), live[state.leader].directory
+            if here is not None and here != there:
+                reason = f"its log is in data directory {here}, but broker {state.leader} has {there}"
+                raise PartitionLost(
+                    partition=move.label,
+                    reason=reason,
+                    broker_id=state.leader,
+                    topic=move.topic.name,
+                    number=move.number,
+                )
             if state.target:  # the request is made again
                 return replace(state, throttled_rate=request.throttled_rate)
             return reassignment.begin(state, move.topic.replicas[move.number], move.target, request.throttled_rate)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -26,12 +26,14 @@ from kafkalog.cli.output import START_ONE, counted, print_json, print_table
 from kafkalog.errors import KafkalogError
 
 if TYPE_CHECKING:
+    from kafkalog.client.admin import TopicDescription
     from kafkalog.wire.broker_pb2 import BrokerStatus
 
 DISTRIBUTION = "pyspark-kafkalog"
 JAVA_MIN = 17
 _STATUS_TIMEOUTS = {"request_timeout_ms": 5000, "retry_timeout_ms": 5000}
 _ANSWER_SECONDS = 60  # a cold import of pyspark on a busy machine takes long
+_NAMED_MAX = 5
 
 
 class Finding(NamedTuple):
@@ -281,8 +283,11 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
                 yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)
         yield from _check_broker(bootstrap, broker.broker_id, cluster.zookeeper_connect)
     registered = {broker.broker_id for broker in cluster.brokers}
-    replicas = Counter(broker_id for topic in topics for each in topic.partitions for broker_id in each.replicas)
-    yield from _check_unregistered(bootstrap, registered, replicas, cluster.zookeeper_connect)
+    partitions = [each for topic in topics for each in topic.partitions]
+    replicas = Counter(broker_id for each in partitions for broker_id in each.replicas)
+    offline = Counter(broker_id for each in partitions if each.is_offline(registered) for broker_id in each.replicas)
+    yield from _check_unregistered(bootstrap, registered, replicas, offline, cluster.zookeeper_connect)
+    yield from _check_replicas(topics, registered)
     for partition, why in unserved.items():
         advice = "the sentence says what to do; the log of its broker has more"
         yield Finding(f"partition {partition}", "failed", str(why), advice)
@@ -301,12 +306,48 @@ def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Fi
     yield from _status_findings(status, zookeeper)
 
 
+def _check_replicas(topics: Sequence[TopicDescription], registered: Collection[int]) -> Iterator[Finding]:
+    """Check for partitions that nobody leads although a broker that has them is there, and for those in which writes
+    wait for replicas."""
+    leaderless, short = [], []
+    for topic in topics:
+        least = int(topic.effective["min.insync.replicas"])
+        for each in topic.partitions:
+            name = f"{topic.name}-{each.partition}"
+            if each.is_offline(registered):
+                if any(broker_id in registered for broker_id in each.replicas):
+                    leaderless.append(name)
+            elif len(each.isr) < least:
+                short.append(name)
+    if leaderless:
+        advice = "start the brokers of their replicas; `kafkalog topics list --offline` lists them"
+        yield Finding("leaders", "failed", f"no live broker may lead {_named(leaderless)}", advice)
+    if short:
+        found = f"fewer in-sync replicas than min.insync.replicas: {_named(short)}; producers with acks=all wait"
+        advice = "start the brokers that are away; `kafkalog topics list --under-replicated` lists their partitions"
+        yield Finding("in-sync replicas", "failed", found, advice)
+
+
+def _named(partitions: Sequence[str]) -> str:
+    """Their number, and the first of them."""
+    more = ", ..." if len(partitions) > _NAMED_MAX else ""
+    return f"{counted(len(partitions), 'partition')} ({', '.join(partitions[:_NAMED_MAX])}{more})"
+
+
 def _check_unregistered(
-    bootstrap: str, registered: Collection[int], replicas: Mapping[int, int], zookeeper: str
+    bootstrap: str,
+    registered: Collection[int],
+    replicas: Mapping[int, int],
+    offline: Mapping[int, int],
+    zookeeper: str,
 ) -> Iterator[Finding]:
     """Check for brokers that are not registered, and have partitions or answer. The status is requested from each
     --bootstrap address, because ZooKeeper no longer has the address of such a broker, but only if such a broker has
-    partitions, or no broker is registered."""
+    partitions, or no broker is registered.
+
+    Args:
+        replicas, offline: how many partitions each broker has, and how many of these nobody leads.
+    """
     from kafkalog.client.admin import Admin
     from kafkalog.client.config import parse_bootstrap
     from kafkalog.net.tcp import format_address
@@ -320,7 +361,11 @@ def _check_unregistered(
     for broker_id in sorted((set(replicas) | set(answers)) - set(registered)):
         found = "not registered in the cluster"
         if count := replicas.get(broker_id):
-            found += f"; its {counted(count, 'partition')} cannot be read or written"
+            lost, its = offline.get(broker_id, 0), counted(count, "partition")
+            if lost:
+                found += f"; {f'its {its}' if lost == count else f'{lost} of its {its}'} cannot be read or written"
+            else:
+                found += f"; other brokers lead its {its}"
         advice = "start it; if it runs, its log says why it is not registered"
         yield Finding(f"broker {broker_id}", "failed", found, advice)
         if broker_id in answers:
@@ -342,7 +387,10 @@ def _status_findings(status: BrokerStatus, zookeeper: str) -> Iterator[Finding]:
         found = str(error_from_wire(status.failure))
         yield Finding(check, "failed", found, "look at the disk, mount it again, then restart the broker")
     elif status.counters["disk.full"]:
-        advice = "make room: delete topics, or lower the retention.ms of some; appends then go on by themselves"
+        advice = (
+            "make room: delete topics, lower the retention.ms of some, or move partitions to other brokers "
+            "(`kafkalog topics reassign`); appends then go on by themselves"
+        )
         yield Finding(check, "failed", "its disk was full less than a minute ago", advice)
     else:
         yield Finding(check, "ok", f"{counted(status.counters['partitions.served'], 'partition')} served")

@@ -95,7 +95,7 @@ def why_unserved(
         return found if isinstance(found, KafkalogError) else None
     away = "does not answer" if leader in live else "is not registered in the cluster"
     return RetriableError(
-        reason=f"its leader, broker {leader}, {away}" if leader >= 0 else "no broker has opened its log yet"
+        reason=f"its leader, broker {leader}, {away}" if leader >= 0 else "no live broker has opened its log"
     )
 
 

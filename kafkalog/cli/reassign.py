@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -13,13 +14,14 @@ import click
 
 from kafkalog.cli.command import Command, bootstrap_option, json_option
 from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_table
+from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin
     from kafkalog.client.reassignments import Reassignment, ReassignmentProgress
-    from kafkalog.records import TopicPartition
 
 _LOOK_SECONDS = 0.5  # brokers notify no client of how far they are
+_LOOKS_PER_CHECK = 20  # for partitions that nobody leads: the move of one does not go on
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _COLUMNS = ["topic", "partition", "replicas", "target"]
@@ -183,11 +185,11 @@ def _show_status(found: Sequence[ReassignmentProgress], as_json: bool) -> None:
 
 def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> None:
     """Wait until some partitions are moved, and show how far they are."""
-    left, sizes = set(moved), dict[Any, int]()
+    left, sizes, told = set(moved), dict[Any, int](), set[TopicPartition]()
     try:
         click.echo(f"moving {counted(len(moved), 'partition')}; Ctrl-C ends this wait and not the move", err=True)
         with _bar(counted(len(moved), "partition")) as show:
-            while True:
+            for look in itertools.count(1):
                 found = {each.partition: each for each in admin.reassignments(topic)}
                 left &= found.keys()
                 sizes |= {
@@ -199,6 +201,11 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
                 show(max(0, sum(sizes.values()) - lacking), sum(sizes.values()))
                 if not left:
                     return
+                if look % _LOOKS_PER_CHECK == 0:
+                    leaderless = _leaderless(admin, topic) & left
+                    for partition in sorted(leaderless - told):
+                        click.echo(f"{partition} waits: no live broker leads it; start one that has its log", err=True)
+                    told = leaderless
                 # The controller ends a move, and no broker notifies clients of that. This looks again twice a second,
                 # also to draw the bar; Ctrl-C ends it at once.
                 time.sleep(_LOOK_SECONDS)
@@ -208,6 +215,16 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
             "`kafkalog topics reassign --status` shows it, and --cancel ends it"
         )
         raise
+
+
+def _leaderless(admin: Admin, topic: str | None) -> set[TopicPartition]:
+    live = {broker.broker_id for broker in admin.describe_cluster().brokers}
+    return {
+        TopicPartition(each.name, partition.partition)
+        for each in admin.describe_topics(None if topic is None else [topic])
+        for partition in each.partitions
+        if partition.is_offline(live)
+    }
 
 
 @contextmanager

@@ -836,6 +836,6 @@ def _reason(error: KafkalogError) -> str:
 def _unregistered(broker_id: int) -> BrokerUnreachable:
     if broker_id == NO_LEADER:
         return BrokerUnreachable(
-            address="the partition's leader", reason="there is none: no broker has opened its log yet"
+            address="the partition's leader", reason="there is none: no live broker has opened its log"
         )
     return BrokerUnreachable(address=f"broker {broker_id}", reason="it is not registered in the cluster")

@@ -17,6 +17,7 @@ import pytest
 
 from broker.replica.watcher import Watcher
 from broker.requests.topics import OFFSETS_SKIPPED
+from broker.states import reassignment
 from kafkalog import Admin, Consumer, Producer, TopicPartition, errors
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.zk import paths, registry
@@ -111,6 +112,39 @@ def test_a_log_that_is_gone_is_refused_and_served_again_once_it_is_back(
         assert (log.start_offset, log.end_offset) == (0, 5)
         assert log.last_epoch == 0 or not clean or wipe is not wipe_directory
     assert not any(partition.HasField("error") for partition in broker.described("t").partitions)
+
+
+def test_a_lost_log_without_another_copy_is_not_moved_and_stays_the_only_one_amid_a_move(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    """It left the in-sync set, as if others had copies. Nobody led from then on, also once the log was back."""
+    broker, other = start_broker(), start_broker(1)
+    topic = broker.new_topic(partitions=2)
+    number = next(number for number in (0, 1) if broker.record("t").preferred_leader(number) == 0)
+    with broker.client() as client:
+        assert not client.append(topic, a_batch([b"old"]), partition=number).HasField("error")
+    broker.stop()
+    wipe_directory(tmp_path, topic)
+    broker = start_broker()
+    where = TopicPartition("t", number)
+    with Admin(f"127.0.0.1:{broker.broker.grpc_port}") as admin:
+        [asked] = [each for each in admin.reassign("t", to_brokers=[1]) if each.partition == where]
+        assert isinstance(asked.error, errors.PartitionLost)
+    record = broker.record("t")
+    before = record.states[number]
+    begun = reassignment.begin(before, record.replicas[number], (1,), 0)  # as before the loss
+    registry.change_states(broker.broker.host.metadata.session, [registry.StateChange(record, number, before, begun)])
+    until(broker, lambda: broker.broker.host.metadata.topic("t").states[number].target == (1,))
+    waited_for(lambda: not broker.broker.host.has_work)
+    state = broker.record("t").states[number]
+    assert (state.leader, state.isr) == (0, (0,))
+    assert isinstance(broker.broker.host.failure(topic, number), errors.PartitionLost)
+    broker.stop()
+    put_back(tmp_path, topic, wipe_directory)
+    broker = start_broker()
+    waited_for(lambda: broker.record("t").states[number].replicas == (1,), 60)
+    waited_for(lambda: (topic, number) in other.broker.host.hosted)
+    assert other.broker.host.leader_of(topic, number).log.end_offset == 1
 
 
 def test_a_folder_that_a_kill_left_and_that_was_away_over_a_clean_stop_is_not_taken_for_clean(

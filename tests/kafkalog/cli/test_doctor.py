@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -198,3 +199,28 @@ def test_our_requirements_are_plain_and_versions_are_compared() -> None:
     assert doctor.within("8.10.1", ["<9", ">=8.2"]) and not doctor.within("9.0", ["<9"])
     assert doctor.within("4.3.0.dev1", [">=4.3"]) and not doctor.within("4.2.9", [">=4.3"])
     assert doctor.within("8", [">=8.0", "<=8.0.0"]) and doctor.within("9.0", ["==9"])
+
+
+def test_doctor_says_which_partitions_wait_for_replicas_and_which_nobody_may_lead(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    with LocalCluster(2) as own, Admin(own.bootstrap_servers) as admin:
+        admin.create_topic("t", partitions=7, replication_factor=2, config={"min.insync.replicas": "2"})
+        waited_for(lambda: all(len(each.isr) == 2 for each in admin.topics()[0].partitions))
+        own.brokers[1].kill()
+        waited_for(lambda: all(list(each.isr) == [0] for each in admin.topics()[0].partitions), 60)
+        found = findings_of(capfdbinary, own.brokers[0].address)
+    assert found["broker 1"]["found"] == "not registered in the cluster; other brokers lead its 7 partitions"
+    assert found["in-sync replicas"]["found"] == (
+        "fewer in-sync replicas than min.insync.replicas: 7 partitions (t-0, t-1, t-2, t-3, t-4, ...); "
+        "producers with acks=all wait"
+    )
+    assert "leaders" not in found
+    topic = SimpleNamespace(
+        name="t",
+        effective={"min.insync.replicas": "1"},
+        partitions=[SimpleNamespace(partition=0, replicas=(0, 1), isr=(), is_offline=lambda live: True)],
+    )
+    [leaderless] = doctor._check_replicas([topic], {0})  # type: ignore[list-item]
+    assert leaderless.found == "no live broker may lead 1 partition (t-0)"
+    assert not list(doctor._check_replicas([topic], {2}))  # type: ignore[list-item]

@@ -624,6 +624,6 @@ def test_a_signal_handler_may_close_what_it_interrupted() -> None:
 
 def test_nobody_is_named_as_the_leader_of_a_log_that_is_not_open() -> None:
     with pytest.raises(
-        BrokerUnreachable, match=r"the partition's leader: there is none: no broker has opened its log yet$"
+        BrokerUnreachable, match=r"the partition's leader: there is none: no live broker has opened its log$"
     ):
         Cluster("here:1").connect_data(-1)
