@@ -128,7 +128,10 @@ class NoBrokers(RetriableError):
 
 class InvalidReplicationFactor(KafkalogError):
     code = 19
-    message = "replication factor {replication_factor} is larger than the number of live brokers, {brokers}"
+    message = (
+        "replication factor {replication_factor} is larger than the number of live brokers, {brokers}: start more, "
+        "or create the topic with at most {brokers}"
+    )
 
 
 class PartitionLost(KafkalogError):

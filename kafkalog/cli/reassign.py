@@ -151,9 +151,8 @@ def _show(changed: Sequence[Reassignment], as_json: bool, what: str, none: str) 
         print_json([{**_row(each), "error": None if each.error is None else str(each.error)} for each in changed])
     elif not changed:
         print_none(none)
-    else:
-        print_table([{**_row(each), what: each.target} for each in changed if each.error is None],
-                    ["topic", "partition", "replicas", what])  # fmt: skip
+    elif done := [{**_row(each), what: each.target} for each in changed if each.error is None]:
+        print_table(done, ["topic", "partition", "replicas", what])
     end_with({each.partition: each.error for each in changed if each.error is not None})
 
 

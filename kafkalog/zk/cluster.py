@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafkalog.errors import FormatLevelNotRaised, FormatLevelNotUnderstood
+from kafkalog.events import get_logger
 from kafkalog.versions import FIRST, FORMATS, VersionRange
 from kafkalog.zk import paths
 from kafkalog.zk.content import fields_of, to_json, unknown_in
 from kafkalog.zk.session import BadVersion, Check, NodeExists, Set, Watch, ZooKeeperSession
+
+log = get_logger(__name__)
 
 _FIELDS = frozenset({"cluster_id", "created_us", "format_level"})
 
@@ -62,6 +65,7 @@ def join_cluster(session: ZooKeeperSession, now_us: int, formats: VersionRange =
     fields = {"cluster_id": uuid.uuid4().hex, "created_us": now_us, "format_level": formats.newest}
     with suppress(NodeExists):
         session.create(paths.CLUSTER, to_json(fields))
+        log.info("cluster_created", cluster_id=fields["cluster_id"])  # a mistyped chroot makes a second one
     found = read_cluster(session)
     assert found is not None, "it was created, and is never deleted"
     return found

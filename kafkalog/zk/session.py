@@ -99,7 +99,8 @@ def parse_connect(text: str) -> Address:
 def _with_one_chroot(text: str) -> str:
     """Correct h1:2181/a,h2:2181/a to h1:2181,h2:2181/a."""
     parts = [part.strip().partition("/") for part in text.split(",")]
-    return ",".join(host for host, _, _ in parts) + "/" + parts[0][2].strip("/")
+    chroot = next(filter(None, (chroot.strip("/") for _, _, chroot in parts)), "")
+    return ",".join(host for host, _, _ in parts if host) + "/" + chroot
 
 
 class Create(NamedTuple):

@@ -33,7 +33,7 @@ def test_leaders_go_round_robin_beginning_with_the_broker_that_leads_fewest() ->
 
 
 def test_a_factor_above_the_live_brokers_is_refused_with_both_numbers() -> None:
-    sentence = "^replication factor 3 is larger than the number of live brokers, 2$"
+    sentence = "^replication factor 3 is larger than the number of live brokers, 2: "
     with pytest.raises(InvalidReplicationFactor, match=sentence):
         place_replicas(without_racks(2), {}, {}, 1, 3)
     with pytest.raises(NoBrokers):

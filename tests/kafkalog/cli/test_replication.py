@@ -20,7 +20,8 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
     made = Ran(capfdbinary, "topics", "create", "t", "--replication-factor", "2", "--config", "min.insync.replicas=2")
     assert (made.code, made.out) == (0, "created topic t with 1 partition, 2 copies of each\n")
     Ran(capfdbinary, "topics", "create", "u", "--replication-factor", "4").fails_with(
-        "replication factor 4 is larger than the number of live brokers, 3"
+        "replication factor 4 is larger than the number of live brokers, 3: start more, or create the topic with at "
+        "most 3"
     )
     Ran(capfdbinary, "topics", "create", "u", "--config", "min.insync.replicas=2").fails_with(
         "min.insync.replicas=2 is not valid: the topic has 1 replica"

@@ -56,9 +56,10 @@ def test_a_connect_string_that_is_none_is_refused(text: str) -> None:
         parse_connect(text)
 
 
-def test_a_chroot_behind_each_host_is_refused_and_written_as_it_must_be() -> None:
+@pytest.mark.parametrize("text", ["h1:1/a, h2:2/a", "h1:1,h2:2/a,", "h1:1/a,h2:2"])
+def test_a_chroot_that_is_not_behind_the_last_host_alone_is_refused_and_written_as_it_must_be(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"give the chroot once, after the last host: h1:1,h2:2/a$"):
-        parse_connect("h1:1/a, h2:2/a")
+        parse_connect(text)
 
 
 def test_a_host_that_has_no_address_is_named() -> None:
