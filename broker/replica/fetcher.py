@@ -239,7 +239,9 @@ class ReplicaFetcher:
         elif news.diverges:
             copy_offset = _copy_offset(news, news.log_start_offset)
             try:
-                replica.truncate_as_follower(news.agreed_epoch, news.agreed_end_offset, copy_offset, epoch)
+                replica.truncate_as_follower(
+                    news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, copy_offset, epoch
+                )
             except ReplicaDiverged as error:
                 self.leave(key)
                 self._on_diverged(replica, error)

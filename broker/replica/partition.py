@@ -706,9 +706,12 @@ class Partition:
             if self.log.start_offset < start_offset <= self.log.end_offset:
                 self.log.delete_before(start_offset)
 
-    def truncate_as_follower(self, agreed_epoch: int, agreed_end_offset: int, copy_offset: int, epoch: int) -> None:
+    def truncate_as_follower(
+        self, agreed_epoch: int, agreed_end_offset: int, leader_start_offset: int, copy_offset: int, epoch: int
+    ) -> None:
         """Cut off what the leader does not have: see `fetched` (rule 1). If nothing of this log is known to agree with
-        the leader's, begin anew where a copy of that begins.
+        the leader's, begin anew where a copy of that begins. So it is too if all that agrees, and all that readers have
+        seen here, is before the leader's start: it was deleted there.
 
         Raises:
             ReplicaDiverged: readers have seen what would be cut off, and the topic does not allow that.
@@ -717,6 +720,9 @@ class Partition:
             _, ended = self.log.epoch_end(agreed_epoch)
             agreed, start_offset = min(ended, agreed_end_offset), self.log.start_offset
             seen = max(self.log.high_watermark, start_offset)
+            if agreed < leader_start_offset and seen <= leader_start_offset:
+                self._begin_anew(copy_offset)
+                return
             if agreed < seen and not self.settings.unclean_leader_election_enable:
                 raise ReplicaDiverged(partition=self.label, offset=agreed, high_watermark=seen, leader=self._leader_id)
             if agreed <= start_offset and agreed < seen:

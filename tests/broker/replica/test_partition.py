@@ -212,8 +212,18 @@ def deposed(directory: LogDirectory, start_offset: int, *, is_unclean: bool) -> 
 def test_a_follower_that_agrees_with_its_leader_only_before_its_own_start_begins_anew(directory: LogDirectory) -> None:
     """It emptied its log at its own start, and asked again from there without end: the leader's log ended before."""
     partition = deposed(directory, 10, is_unclean=True)
-    partition.truncate_as_follower(2, 7, 5, 4)
+    partition.truncate_as_follower(2, 7, 5, 5, 4)
     assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (5, 5, 5)
+
+
+def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begins_anew(directory: LogDirectory) -> None:
+    """It was ahead of its high watermark when it was deposed, and the next leader deleted up to a later offset."""
+    partition = deposed(directory, 2, is_unclean=False)
+    partition.log.high_watermark = 7
+    with pytest.raises(ReplicaDiverged):
+        partition.truncate_as_follower(-1, 6, 6, 6, 4)
+    partition.truncate_as_follower(-1, 8, 8, 7, 4)
+    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (7, 7, 7)
 
 
 def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_topic_allows_it(
@@ -221,7 +231,7 @@ def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_
 ) -> None:
     partition = deposed(directory, 10, is_unclean=False)
     with pytest.raises(ReplicaDiverged):
-        partition.truncate_as_follower(2, 7, 5, 4)
+        partition.truncate_as_follower(2, 7, 5, 5, 4)
     assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (10, 10, 10)
 
 

@@ -14,6 +14,7 @@ from kafkalog.zk.cluster import ClusterRecord, join_cluster, raise_format_level,
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 from tests.between import ahead
+from tests.waiting import waited_for
 
 BOTH = VersionRange(1, 2)
 
@@ -134,4 +135,4 @@ def test_a_watch_reports_that_the_level_was_raised(
     read_cluster(watching, changed.append)
     assert raised(old, 2, {})
     assert cluster_in(watching).format_level == 2
-    assert changed == [paths.CLUSTER]
+    waited_for(lambda: changed == [paths.CLUSTER])
