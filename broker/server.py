@@ -178,8 +178,6 @@ class Broker:
         directory.start()  # first: what the host finds deleted is unlinked beside everything else
         with session.patient():
             watcher.start()
-        if not undone.reasons:
-            directory.settle_loss()
         insync = InSyncSets(host, self._clock)
         self._undo.append(insync.stop)
         insync.start()

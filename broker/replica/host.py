@@ -265,6 +265,14 @@ class Host:
             to_open[name] = 0
         self._to_open = to_open
 
+    def settle_loss(self) -> None:
+        """Note that the broker has done what follows from a loss of unsynced writes, once every log that is there has
+        been opened: what may be missing is looked for then."""
+        if not self._directory.may_have_lost or self._to_open or self._undone.reasons or self.failed is not None:
+            return
+        if all(isinstance(error, PartitionLost) for error in self._failed.values()):
+            self._directory.settle_loss()
+
     def open_for_a_turn(self) -> None:
         """Bring what is hosted in line with the topics as they were read, some partitions of each in its turn."""
         topics = dict(self.metadata.topics)
@@ -403,7 +411,8 @@ class Host:
 
     def _depart_without_staged(self, topic: TopicRecord, turn: _Turn, opened: Mapping[int, Partition]) -> TopicRecord:
         """The same where the log is whole, but something may be missing of what is staged beside it. The last replica
-        stays: there is nobody to copy from. Returns the topic with the states after that."""
+        stays: there is nobody to copy from. So does the last live one after a loss of power, which others may have had
+        too: if all left, nobody would lead. Returns the topic with the states after that."""
         leaving = {
             number: state
             for number, partition in opened.items()
@@ -413,15 +422,24 @@ class Host:
             and partition.may_lack_staged(self._directory.may_have_lost)
         }
         if leaving:
-            topic = self._leave_sets(topic, turn, leaving, unless_last=True)
+            live = self.metadata.brokers
+            of_whom = {number: None if opened[number].may_lack_staged(False) else live for number in leaving}
+            topic = self._leave_sets(topic, turn, leaving, of_whom)
             turn.departing |= leaving
         return topic
 
     def _leave_sets(
-        self, topic: TopicRecord, turn: _Turn, leaving: dict[int, PartitionState], *, unless_last: bool = False
+        self,
+        topic: TopicRecord,
+        turn: _Turn,
+        leaving: dict[int, PartitionState],
+        unless_last: Mapping[int, Container[int] | None] | None = None,
     ) -> TopicRecord:
-        """Leave the sets of some partitions; those whose topic was deleted are taken out of `leaving`, and those whose
-        last replica is this one, if it is to stay then."""
+        """Leave the sets of some partitions; those whose topic was deleted are taken out of `leaving`.
+
+        Args:
+            unless_last: not those whose last replica is this one, of which brokers; see `is_last`.
+        """
         # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
         # since the states were read.
         for number in leaving:
@@ -430,7 +448,11 @@ class Host:
         states = dict(topic.states) | self._read_states(topic, leaving)
         left = set(leaving)
         while left:
-            for number in [each for each in left if unless_last and election.is_last(states[each], self.broker_id)]:
+            of_whom = unless_last or {}
+            last = {
+                each for each in left & of_whom.keys() if election.is_last(states[each], self.broker_id, of_whom[each])
+            }
+            for number in last:
                 del leaving[number]
                 left.discard(number)
                 turn.wanted[number] = self._wanted_state(states[number])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from broker.config import TopicSettings
@@ -45,7 +45,7 @@ from kafkalog.errors import (
     UnknownLeaderEpoch,
 )
 from kafkalog.events import get_logger
-from kafkalog.format.batch import Batch
+from kafkalog.format.batch import Batch, iter_batches
 from kafkalog.zk.registry import BrokerRecord, PartitionState
 
 log = get_logger(__name__)
@@ -237,6 +237,8 @@ class Partition:
                 return
             if self._leadership is not None:
                 self._staging.end_epoch()
+            with suppress(FencedLeaderEpoch):  # the log knows of a later one: what is behind it is refused anyway
+                self.log.follow_epoch(leader_epoch)  # first: an append that waits comes to nothing
             self._leadership, self._epoch, self._leader_id = None, leader_epoch, leader_id
             self._readable_limit = self.log.high_watermark
         self.wake_waiters()
@@ -680,7 +682,8 @@ class Partition:
         return self.log.first_damage() is None
 
     def append_as_follower(self, data: memoryview, epoch: int) -> int:
-        """Append the leader's bytes; a last batch that is cut is left out. Returns the new end offset.
+        """Append the leader's bytes; a last batch that is cut is left out. An empty log whose start is amid a batch, by
+        a loss of power after a deletion, begins anew with that batch. Returns the new end offset.
 
         Raises:
             FencedLeaderEpoch: this replica does not follow in that epoch (any more).
@@ -688,6 +691,12 @@ class Partition:
             StorageFailed, DiskFull.
         """
         with self._following(epoch):
+            end_offset = self.log.end_offset
+            if self.log.start_offset == end_offset:
+                first = next((header for header, _ in iter_batches(data, self.label)), None)
+                if first is not None and first.base_offset < end_offset < first.end_offset:
+                    self._begin_anew(first.base_offset)
+                    return first.base_offset
             return self.log.append_stamped(data, epoch)
 
     def take_producers(self, data: bytes, epoch: int) -> bool:

@@ -160,6 +160,7 @@ class Watcher:
         self._registration.check_held()  # after the states: a broker registers before it gets a role
         self._host.close_deleted()
         self._host.open_for_a_turn()
+        self._host.settle_loss()
         self._host.remove_deleted(registry.deleted_topics(self._session, self._metadata.path_changed))
         with self._changed:
             ready = {path for path in self._read_later if not self._host.is_behind(_topic_of(path))}

@@ -171,6 +171,8 @@ class ReplicaSession:
                     break
                 del self._dirty[key]  # first: what comes from here on marks it again
                 left -= self._look(key, left, answer)
+                if key in self._dirty and answer.slices:
+                    break  # it did not fit: nor may the others, whose pieces would be made in vain
             if not answer.reply.partitions and not is_urgent:
                 return None
             for key in list(self._unsettled):

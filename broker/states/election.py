@@ -6,7 +6,7 @@ writes at the version of the old one (rule 6).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from kafkalog.zk.registry import PartitionState
@@ -116,9 +116,9 @@ def depart(state: PartitionState, broker: int) -> PartitionState | None:
     return None if after == state else after
 
 
-def is_last(state: PartitionState, broker: int) -> bool:
-    """Whether no other replica may be elected."""
-    return not {*state.isr, *state.eligible} - {broker}
+def is_last(state: PartitionState, broker: int, live: Container[int] | None = None) -> bool:
+    """Whether no other replica may be elected, or none of those that live."""
+    return not any(each != broker and (live is None or each in live) for each in (*state.isr, *state.eligible))
 
 
 def _with_isr(state: PartitionState, isr: tuple[int, ...], min_insync: int) -> PartitionState:

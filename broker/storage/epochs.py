@@ -9,8 +9,8 @@ An epoch without records has an entry too. Entries with the same start offset ar
 find the epoch that it asks for would ask for ever (KAFKA-20961).
 
 The file is written before the first batch of an epoch. If it lacks an epoch that the log has, or is missing or damaged,
-it is rebuilt from the batch headers (`loader.py`), which do not show epochs without records. So it is synced only while
-it has such an epoch: otherwise a power cut takes nothing that the headers do not tell.
+it is rebuilt from the batch headers (`loader.py`), which do not show epochs without records. So with one copy it is
+synced only while it has such an epoch: otherwise a power cut takes nothing that the headers do not tell.
 It may have entries before the log's start, because deletions do not write it, and entries after the log's end, because
 a power cut takes unsynced batches. An opening drops both.
 """

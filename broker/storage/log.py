@@ -455,7 +455,8 @@ class Log:
     def _ready(self, length: int, now_us: int) -> Segment:
         """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
         if not self._epochs.is_saved:
-            self._save_epochs(durable=not self._epochs.are_in_batches)
+            # With other replicas also what batches show: a batch that is damaged is repaired by the epoch that it had.
+            self._save_epochs(durable=self._high_watermark is not None or not self._epochs.are_in_batches)
         active = self._active
         if (
             active.size

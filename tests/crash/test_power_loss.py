@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.storage.epochs import read_epochs
 from broker.storage.log import Appended
 from kafkalog.clock import ManualClock
 from kafkalog.errors import DiskFull, OutOfFiles
@@ -92,6 +93,18 @@ def test_power_cut_keeps_where_epochs_began_with_and_without_records(epochs: tup
     for seed in range(20):
         left = open_log(open_directory(disk.after_power_cut(random.Random(seed), keep)), leader_epoch=epochs[-1])
         assert [left.epoch_end(epoch) for epoch in range(4)] == expected
+
+
+def test_power_cut_keeps_where_epochs_began_as_saved_where_there_are_other_replicas() -> None:
+    """A damaged batch in which an epoch begins is repaired by it: its header may not show it any more."""
+    disk = MemoryDisk()
+    log = open_log(open_directory(disk))
+    log.append([numbered(0, 3)], log.last_epoch)
+    log.high_watermark = 0
+    log.begin_epoch(1, durable=False)
+    log.append([numbered(3, 3)], 1)
+    left = read_epochs(disk.after_power_cut(random.Random(0), 0.0), log.directory)
+    assert left is not None and left.entries == [(0, 0), (1, 3)]
 
 
 def test_power_cut_after_a_start_that_was_refused_once_keeps_the_segment_that_it_named() -> None:

@@ -210,8 +210,6 @@ class Machine:
         directory.start()
         with session.patient():
             watcher.start()
-        if not undone.reasons:
-            directory.settle_loss()
         insync = InSyncSets(host, clock)
         insync.start()
         self.host, self.is_serving = host, True

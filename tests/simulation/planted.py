@@ -81,11 +81,6 @@ def _kept_by_any_epoch(self: Partition, ack: Ack) -> bool:
 _keeps = Partition.keeps
 
 
-def _take_nothing(self: Log, data: bytes) -> bool:
-    self._lacks_producers = False
-    return True
-
-
 PLANTED: dict[str, Plant] = {
     "truncates to the high watermark": (Partition, "follow", _follow_and_truncate),
     "joins without the records from before the epoch": (Leadership, "_may_join", _may_join_at_watermark),
@@ -94,7 +89,6 @@ PLANTED: dict[str, Plant] = {
     "the watermark counts who has not fetched in this epoch": (Leadership, "advance", _advance_with_unknown),
     "a truncation forgets the producers": (Log, "_truncate", _truncate_and_forget),
     "an ack is completed by a later epoch": (Partition, "keeps", _kept_by_any_epoch),
-    "a replica begins anew without the producers before": (Log, "take_producers", _take_nothing),
 }
 
 

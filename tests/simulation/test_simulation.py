@@ -17,7 +17,6 @@ FOUND_BY = {
     "the watermark counts who has not fetched in this epoch": (7,),
     "a truncation forgets the producers": (13, 1, 22, 34),
     "an ack is completed by a later epoch": (136,),
-    "a replica begins anew without the producers before": (46, 80),
 }
 """Seeds of which one at least finds each mistake: what a seed comes to changes with every change of the brokers. Others
 are found by `./run simulate --mistake`."""

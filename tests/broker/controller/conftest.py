@@ -44,7 +44,7 @@ class _NoLogs:
 
     def nothing(self, *_: object) -> None: ...
 
-    look_at = open_for_a_turn = close_deleted = remove_deleted = take_out = warn_of_strays = nothing
+    look_at = open_for_a_turn = settle_loss = close_deleted = remove_deleted = take_out = warn_of_strays = nothing
 
 
 def record(broker_id: int, lock: str = "") -> BrokerRecord:

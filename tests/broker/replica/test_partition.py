@@ -209,6 +209,16 @@ def deposed(directory: LogDirectory, start_offset: int, *, is_unclean: bool) -> 
     return partition
 
 
+def test_an_append_of_an_epoch_that_is_over_comes_to_nothing_also_before_the_first_copy(
+    directory: LogDirectory,
+) -> None:
+    """It came after the follower's end was named, and the next leader's watermark was taken for it."""
+    partition = deposed(directory, 0, is_unclean=False)
+    with pytest.raises(FencedLeaderEpoch):
+        partition.log.append([checked(a_batch())], 3)
+    assert partition.end_offset == 10
+
+
 def test_a_follower_that_agrees_with_its_leader_only_before_its_own_start_begins_anew(directory: LogDirectory) -> None:
     """It emptied its log at its own start, and asked again from there without end: the leader's log ended before."""
     partition = deposed(directory, 10, is_unclean=True)

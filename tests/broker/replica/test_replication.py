@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from broker.requests.replicate import ReplicaSession
 from broker.states.election import join
 from broker.storage.disk import Disk
 from broker.storage.log import Log
+from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
 from kafkalog.wire import broker_pb2 as bpb
@@ -371,7 +373,7 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
     assert ack is not None
     waited_for(ack.is_kept)
     lost = next(number for number, each in brokers.items() if each is leader)
-    others = [number for number in brokers if number != lost]
+    others = [number for number in brokers if number != lost] if loss == "by damage" else []
     for number in (*others, lost):
         brokers.pop(number).stop(clean=False)
     [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
@@ -385,7 +387,7 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
         assert "replica_left_the_sets" in caplog.text
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
-        assert replica(brokers[lost], topic).staged_copies() == []
+        assert not others or replica(brokers[lost], topic).staged_copies() == []
     for number in others:
         brokers[number] = start_broker(number, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
@@ -635,3 +637,83 @@ def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
     brokers[first] = start_broker(first, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, *members), 30)
     assert "damaged_end_cut" in caplog.text and partition.is_whole and partition.end_offset == 20
+
+
+def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It kept its place without what was staged, led, and had the others cut their good copies."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
+    assert ack is not None
+    waited_for(ack.is_kept)
+    lost = next(number for number, each in brokers.items() if each is leader)
+    brokers.pop(lost).stop(clean=False)
+    [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
+    with path.open("r+b") as file:
+        file.truncate(60)
+    real = LogDirectory.open_log
+    failures: list[errors.DiskFull] = []
+
+    def open_log(self: LogDirectory, *given: Any, **named: Any) -> Log:
+        if not failures:
+            failures.append(errors.DiskFull(directory=str(self.path)))
+            raise failures[0]
+        return real(self, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        patched.setattr(LogDirectory, "open_log", open_log)
+        brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+        waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
+        waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
+    for each in brokers.values():
+        assert [(staged.parts, staged.length) for staged in replica(each, topic).staged()] == [(1, length)]
+
+
+def test_after_all_lost_power_the_first_one_back_leads_what_was_synced_though_something_was_staged(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each left the sets, until the only member was the one that did not come back."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    replica(leader, topic).stage(b"u" * 16, [batch(0)])
+    with leader.client() as client:
+        assert not client.append(topic, a_batch([b"kept"]), acks=-1).HasField("error")
+    for number in range(3):
+        brokers.pop(number).stop(clean=False)
+    monkeypatch.setattr(Disk, "boot_id", lambda self: "another boot")
+    for number in range(2):
+        brokers[number] = start_broker(number, replica_lag_time_max_ms=3000)
+    waited_for(in_sync(brokers, topic, 0, 0, 1), 30)
+    assert b"kept" in values(replica(leader_of(brokers, topic), topic))
+
+
+def test_a_log_that_ends_amid_a_batch_of_its_leader_begins_anew_with_that(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records were deleted up to amid a batch, which a loss of power then took."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    with leader.client() as client:
+        for _ in range(3):
+            assert not client.append(topic, a_batch([b"%d" % each for each in range(10)]), acks=-1).HasField("error")
+    waited_for(lambda: replica(leader, topic).high_watermark == 30)
+    replica(leader, topic).delete_before(15)
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    waited_for(lambda: replica(brokers[lost], topic).start_offset == 15)
+    log = replica(brokers[lost], topic).log
+    brokers.pop(lost).stop(clean=False)
+    [path] = log.directory.glob("*.log")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
+    assert (replica(brokers[lost], topic).start_offset, replica(brokers[lost], topic).end_offset) == (15, 30)
