@@ -13,9 +13,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -419,12 +419,22 @@ class Cluster:
         repeatable: bool,
         timeout_ms: int | None,
     ) -> Any:
-        failures: list[KafkalogError] = []
-        uncertain: Any = None
         timeout_ms = timeout_ms or self.settings.request_timeout_ms
         is_of_several = method in _ASKED_OF_SEVERAL and len(addresses) > 1
         ask = partial(self._call_at, method=method, request=request, timeout_ms=timeout_ms)
-        for address, answer_of in (_side_by_side if is_of_several else _in_turn)(addresses, ask):
+        with closing((_side_by_side if is_of_several else _in_turn)(addresses, ask)) as outcomes:
+            return self._first_answer(outcomes, addresses, method, repeatable)
+
+    def _first_answer(
+        self,
+        outcomes: Iterable[tuple[tuple[str, int], Callable[[], Any]]],
+        addresses: list[tuple[str, int]],
+        method: str,
+        repeatable: bool,
+    ) -> Any:
+        failures: list[KafkalogError] = []
+        uncertain: Any = None
+        for address, answer_of in outcomes:
             try:
                 answer = answer_of()
             except _NotSure as error:
@@ -451,12 +461,23 @@ class Cluster:
         listed = ", ".join(format_address(*address) for address in addresses)
         raise BrokerUnreachable(address=listed, reason="; ".join(_reason(error) for error in failures))
 
-    def _call_at(self, address: tuple[str, int], method: str, request: Any, timeout_ms: int) -> Any:
+    def _call_at(
+        self,
+        address: tuple[str, int],
+        attempt: _Attempt | None = None,
+        *,
+        method: str,
+        request: Any,
+        timeout_ms: int,
+    ) -> Any:
         """Call the broker at an address. Raises _NotSure if it may have received the call and did not answer."""
         while True:
-            control = self._connected(address)
+            control = self._connected(address, attempt)
             try:
-                answer = control.call(method, request, timeout_ms)
+                if attempt is None:
+                    answer = control.call(method, request, timeout_ms)
+                else:
+                    answer = attempt.call(control, method, request, timeout_ms)
             except BrokerNotAsked:
                 continue  # another thread has closed the connection (`_forget`): use a new one
             except ZooKeeperUnreachable as error:
@@ -502,7 +523,7 @@ class Cluster:
             connected = [address for address in self._control if address in known or address in self._bootstrap]
             return list(dict.fromkeys([*connected, *self._bootstrap, *known]))
 
-    def _connected(self, address: tuple[str, int]) -> ControlConnection:
+    def _connected(self, address: tuple[str, int], attempt: _Attempt | None = None) -> ControlConnection:
         """The connection to a broker, perhaps a new one."""
         with self._lock:
             if self._stopped.is_set():
@@ -511,7 +532,7 @@ class Cluster:
         if known is not None:
             return known
         control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
-        description = control.connect()
+        description = control.connect() if attempt is None else attempt.connect(control)
         with self._lock:
             stopped = self._stopped.is_set()  # closed meanwhile: nobody would close this one
             if not stopped:
@@ -783,29 +804,77 @@ class Cluster:
         self._borrowed = weakref.WeakSet()  # the parent's: to shut one down would end it there
 
 
+class _Attempt:
+    """What is asked of one broker in a thread of its own, until it is given up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._is_given_up = False
+        self._end: Callable[[], object] | None = None
+
+    def connect(self, control: ControlConnection) -> pb.ClusterDescription:
+        """As `ControlConnection.connect`; its connection is closed if this is given up meanwhile. Raises Closed."""
+        self._ends_by(control.close)
+        description = control.connect()
+        self._ends_by(None)  # other threads may use it from here on
+        return description
+
+    def call(self, control: ControlConnection, method: str, request: Any, timeout_ms: int) -> Any:
+        """As `ControlConnection.call`; the call is cancelled if this is given up meanwhile. Raises Closed."""
+        done = threading.Event()
+        call = control.begin(method, request, timeout_ms, done.set)
+        self._ends_by(call.cancel)
+        done.wait()
+        return call.result()
+
+    def give_up(self) -> None:
+        """End what is done now. What is done next ends as well, before it waits for anything but a TCP connection."""
+        with self._lock:
+            self._is_given_up = True
+            if self._end is not None:
+                self._end()
+
+    def _ends_by(self, end: Callable[[], object] | None) -> None:
+        """Note what ends that which is done next. Raises Closed."""
+        with self._lock:
+            self._end = end
+            if not self._is_given_up:
+                return
+            if end is not None:
+                end()
+        raise Closed(what="call")
+
+
 def _in_turn(
     addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int]], Any]
-) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+) -> Generator[tuple[tuple[str, int], Callable[[], Any]], None, None]:
     """Each address, and what asks there."""
     for address in addresses:
         yield address, partial(ask, address)
 
 
 def _side_by_side(
-    addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int]], Any]
-) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+    addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int], _Attempt], Any]
+) -> Generator[tuple[tuple[str, int], Callable[[], Any]], None, None]:
     """Ask at one address after another, at the next one when all before have failed or been silent for a while. Yields
     each address once there is an outcome, and what returns or raises it. Those that are silent are waited for only if
-    the caller goes on."""
+    the caller goes on, and given up when it closes this: with a call under way a channel survives a fork, and gRPC's
+    fork handlers then abort children."""
+    attempts: list[_Attempt] = []
     asked: dict[Future[Any], tuple[str, int]] = {}
     left = deque(addresses)
-    while left or asked:
-        if left:
-            address = left.popleft()
-            asked[in_background(partial(ask, address), here_if_need_be=True)] = address
-        done, _ = wait(asked, _ELSEWHERE_SECONDS if left else None, FIRST_COMPLETED)
-        for each in done:
-            yield asked.pop(each), each.result
+    try:
+        while left or asked:
+            if left:
+                address = left.popleft()
+                attempts.append(_Attempt())
+                asked[in_background(partial(ask, address, attempts[-1]), here_if_need_be=True)] = address
+            done, _ = wait(asked, _ELSEWHERE_SECONDS if left else None, FIRST_COMPLETED)
+            for each in done:
+                yield asked.pop(each), each.result
+    finally:
+        for attempt in attempts:
+            attempt.give_up()
 
 
 def _with_newest_leaders(topic: TopicInfo, known: TopicInfo) -> TopicInfo:

@@ -12,6 +12,7 @@ import select
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,10 @@ _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 
 class PendingCall:
     """A call of `ControlConnection.begin`."""
 
-    def __init__(self, future: Any, translated: Callable[[Any], KafkalogError]) -> None:
+    def __init__(self, future: Any, translated: Callable[[Any], KafkalogError], ended: Callable[[], None]) -> None:
         self._future = future
         self._translated = translated
+        self._ended = ended
 
     @property
     def is_done(self) -> bool:
@@ -70,6 +72,7 @@ class PendingCall:
 
     def cancel(self) -> None:
         self._future.cancel()
+        self._ended()  # gRPC reports the end later; a fork may come before
 
 
 class ControlConnection:
@@ -87,6 +90,7 @@ class ControlConnection:
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}
         self._calls = 0
+        self._begun: set[Any] = set()  # gRPC's futures of the calls of `begin`
         self._is_closed = False
         _controls[id(self)] = self
 
@@ -110,6 +114,8 @@ class ControlConnection:
             self.close()
             raise
         except (BrokerUnreachable, RequestTimedOut, ProtocolError) as error:
+            if self._is_closed:  # by another thread, which does not wait for a diagnosis
+                raise
             self.close()
             raise self._diagnosis(error) from None
         except KafkalogError:  # a broker that is stopping or busy
@@ -150,15 +156,18 @@ class ControlConnection:
         """
         with self._lock:
             future = self._method(method).future(request, timeout=timeout_ms / 1000)
-            self._calls += 1
+            self._begun.add(future)
 
-        def ended(_: Any) -> None:
+        def ended() -> None:
             with self._lock:
-                self._calls -= 1
+                self._begun.discard(future)
+
+        def is_done(_: Any) -> None:
+            ended()
             done()
 
-        future.add_done_callback(ended)
-        return PendingCall(future, lambda error: self._translated(method, error, timeout_ms))
+        future.add_done_callback(is_done)
+        return PendingCall(future, lambda error: self._translated(method, error, timeout_ms), ended)
 
     def _method(self, name: str) -> Any:
         """Lock held: a method of the service. Opens a channel if there is none, also after a fork closed it. Raises
@@ -251,13 +260,14 @@ class ControlConnection:
         channel, self._channel, self._methods = self._channel, None, {}
         if channel is not None:
             channel.close()
+            _closed_at.append(time.monotonic())
 
     def close_if_idle(self) -> bool:
         """Close the channel if there is one, and no call uses it or is about to; returns whether it was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._channel is None or self._calls:
+            if self._channel is None or self._calls or self._begun:
                 return False
             self._close_channel()
             return True
@@ -287,6 +297,7 @@ def _answers_as_grpc(host: str, port: int) -> bool:
 
 # --- forks: owners define what a child does with connections (`forks.py`) ---------------------------------------
 
+_closed_at: deque[float] = deque([-_CHANNEL_END_SECONDS], maxlen=1)  # when a channel was last closed
 _controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
 
 
@@ -297,11 +308,12 @@ def _before_fork() -> None:
     PySpark starts Java (`subprocess` with a preexec_fn). Directly after the close they make the child hang instead.
     """
     controls = [reference() for reference in _controls.valuerefs()]  # a copy: other threads may add to them
-    closed = [control.close_if_idle() for control in controls if control is not None]
-    if any(closed):
-        # gRPC releases a channel in a thread of its own and offers nothing to wait for: no event, no callback, no state
-        # to read. Without a pause a child hung within 1,000 forks; with 5 ms none did. 20 ms leave a margin.
-        time.sleep(_CHANNEL_END_SECONDS)
+    for control in controls:
+        if control is not None:
+            control.close_if_idle()
+    # gRPC releases a channel in a thread of its own and offers nothing to wait for: no event, no callback, no state to
+    # read. Without a pause a child hung within 1,000 forks; with 5 ms none did. 20 ms leave a margin.
+    time.sleep(max(0.0, _closed_at[0] + _CHANNEL_END_SECONDS - time.monotonic()))
 
 
 os.register_at_fork(before=_before_fork)

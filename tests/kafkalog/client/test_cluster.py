@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kafkalog.client import cluster as cluster_module
+from kafkalog.client.background import in_background
 from kafkalog.client.cluster import OUT_OF_DATE, BrokerInfo, Cluster, PartitionInfo, TopicInfo
 from kafkalog.errors import (
     BY_CODE,
@@ -60,17 +63,31 @@ class Network:
 
 
 class Call:
-    """In the place of a PendingCall; answered with the address of its broker."""
+    """In the place of a PendingCall."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, when_done: Callable[[], object]) -> None:
         self.address = address
-        self.is_done = self.is_given_up = False
+        self.when_done = when_done
+        self.answer: Future[object] | None = None
+        self.is_given_up = False
 
-    def result(self) -> Address:
-        return self.address
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None
+
+    def end(self, answer: Future[object]) -> None:
+        self.answer = answer
+        self.when_done()
+
+    def result(self) -> object:
+        if self.answer is None:
+            assert self.is_given_up
+            raise Closed(what="call")
+        return self.answer.result()
 
     def cancel(self) -> None:
         self.is_given_up = True
+        self.when_done()
 
 
 class Control:
@@ -88,10 +105,16 @@ class Control:
         return self.network.description(self.address)
 
     def call(self, method: str, request: object, timeout_ms: int) -> object:
+        self._hear(method, timeout_ms)
+        return self._answer(method, timeout_ms)
+
+    def _hear(self, method: str, timeout_ms: int) -> None:
         if self not in self.network.open:
             raise BrokerNotAsked(address=str(self.address), reason="the connection was closed here")
         self.network.calls.append((method, self.address))
         self.network.timeouts_ms.append(timeout_ms)
+
+    def _answer(self, method: str, timeout_ms: int) -> object:
         if self.address not in self.network.brokers:
             raise BrokerUnreachable(address=str(self.address), reason="connection refused")
         if self.address in self.network.silent:
@@ -101,11 +124,18 @@ class Control:
         return self.network.description(self.address) if method == "DescribeCluster" else (method, self.address)
 
     def begin(self, method: str, request: object, timeout_ms: int, when_done: Callable[[], object]) -> Call:
-        call = Call(self.address)
+        call = Call(self.address, when_done)
+        self._hear(method, timeout_ms)
         self.network.begun.append(call)
-        if self.address not in self.network.silent:
-            call.is_done = True
-            when_done()
+        if self.address in self.network.suspended:
+            in_background(partial(self._answer, method, timeout_ms), call.end)
+            return call
+        answer: Future[object] = Future()
+        try:
+            answer.set_result(self._answer(method, timeout_ms))
+        except KafkalogError as error:
+            answer.set_exception(error)
+        call.end(answer)
         return call
 
     def close(self) -> None:
@@ -185,6 +215,15 @@ def test_what_any_broker_can_answer_is_asked_of_another_too_while_one_is_silent(
     assert [control.address for control in hurried.open] == [ONE, TWO], "it may have other calls"
     assert connected.call(method, None) == (method, TWO)
     assert hurried.calls[2:] == [(method, TWO)], "the one that answered comes first from then on"
+
+
+def test_what_is_asked_of_several_is_given_up_where_it_is_not_answered_first(
+    hurried: Network, connected: Cluster
+) -> None:
+    hurried.suspended = {ONE}
+    connected.describe()
+    assert [(call.address, call.is_done) for call in hurried.begun] == [(ONE, False), (TWO, True)]
+    assert hurried.begun[0].is_given_up
 
 
 def test_metadata_is_soon_asked_of_another_broker(hurried: Network, connected: Cluster) -> None:
@@ -273,15 +312,16 @@ def test_calls_side_by_side_are_given_up_once_one_is_enough_or_one_broker_cannot
     network: Network, connected: Cluster, enough: bool
 ) -> None:
     connected.call("Ask", None, broker_id=2)
-    network.silent = {TWO} if enough else {ONE, TWO}
+    network.suspended = {TWO} if enough else {ONE, TWO}
     asked = dict.fromkeys([1, 2] if enough else [1, 2, 3])
     if enough:
-        assert connected.first_of("Wait", asked, lambda broker_id, answer: (broker_id, answer) == (1, ONE))
+        assert connected.first_of("Wait", asked, lambda broker_id, answer: (broker_id, answer) == (1, ("Wait", ONE)))
     else:
         with pytest.raises(BrokerUnreachable, match="broker 3: it is not registered"):
             connected.first_of("Wait", asked, lambda broker_id, answer: True)
     assert [call.address for call in network.begun] == [ONE, TWO]
     assert all(call.is_done or call.is_given_up for call in network.begun), "a broker's thread waits for nobody"
+    network.woken.set()
 
 
 def test_an_idle_connection_is_used_again_unless_its_broker_has_ended_it(connected: Cluster) -> None:

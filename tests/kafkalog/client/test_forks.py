@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import traceback
@@ -12,10 +13,13 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.client import cluster as cluster_module
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer.range_fetch import fetch_range
 from kafkalog.errors import Closed, InvalidArgument
+from kafkalog.net.control import _controls
 from kafkalog.net.forks import after_fork
+from kafkalog.net.tcp import format_address
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -147,6 +151,20 @@ def test_one_that_fails_after_a_fork_keeps_none_of_the_others_from_it() -> None:
 
     in_child(look)
     assert Owner.count == 0
+
+
+def test_no_connection_is_left_to_a_broker_that_was_silent_when_another_answered(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's fork handlers abort children while a call waits on a channel, which no fork can close then."""
+    monkeypatch.setattr(cluster_module, "_ELSEWHERE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, as the kernel does for a suspended process
+        address = format_address(*silent.getsockname())
+        shared = Cluster(f"{address},{cluster.bootstrap_servers}")
+        assert shared.describe().brokers
+        [left] = [each for each in _controls.values() if each.address == address]
+        assert left._is_closed and left._channel is None
+        shared.close()
 
 
 def test_programs_start_beside_an_open_channel(cluster: LocalCluster) -> None:
