@@ -454,7 +454,10 @@ class Consumer:
         else:
             with self._fetcher.lock:
                 cursors = self._cursors.by_partition
-                epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
+                if done is None:
+                    epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
+                else:
+                    epochs = self._cursors.epochs_of(offsets)
             commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer, epochs)
 
     def _offsets_after(

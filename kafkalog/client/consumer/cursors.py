@@ -190,8 +190,15 @@ class Cursor:
         return min([self.next_offset(), *hands])
 
     def read_in(self) -> int | None:
-        """A leader epoch in which the log had all that was handed out; None: not known."""
-        return self.source.reader.read_in
+        """A leader epoch in which the log had all that was handed out; None: not known. While a reset is pending, what
+        is handed out is of the log from before, and the reader is past the reset."""
+        return self.source.reader.read_in if self.source.reset_to is None else None
+
+    def epoch_of(self, offset: int) -> int | None:
+        """Lock held: the leader epoch that belongs to an offset which the application names; None: not known. Unless it
+        is where the cursor stands, before or after what is in hand, it may come from elsewhere, or have been read
+        before the log was cut."""
+        return self.read_in() if offset in (self.position(), self.next_offset()) else None
 
     def is_through(self) -> bool:
         """Whether all `rows` were handed out, or will be fetched again."""
@@ -468,6 +475,13 @@ class Cursors:
         with self.fetcher.lock:
             found = {p: cursor for p in partitions if (cursor := self.by_partition.get(p)) is not None}
             return {p: cursor.position() for p, cursor in found.items() if not cursor.hold & Hold.UNPLACED}
+
+    def epochs_of(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Lock held: the leader epochs that belong to offsets which the application names."""
+        found = self.by_partition
+        return {
+            partition: found[partition].epoch_of(offset) for partition, offset in offsets.items() if partition in found
+        }
 
     # --- handing out
 

@@ -92,6 +92,7 @@ class _Commit(NamedTuple):
         order: among the commits of this member; 0: it undoes no commit at all.
         is_due: whether a cursor's position is to be committed; looked at when no commit can come in between. None: they
             are committed by name.
+        epochs: the leader epochs that belong to the offsets that are committed by name, where they are known.
         may_be_lost: try it also when the membership counts as lost: one that leaves because it is slow does already
             when it commits for the last time.
     """
@@ -102,6 +103,7 @@ class _Commit(NamedTuple):
     order: int
     is_due: Callable[[Cursor, int], bool] | None = None
     may_be_lost: bool = False
+    epochs: Mapping[TopicPartition, int | None] = MappingProxyType({})
 
 
 class Membership:
@@ -858,7 +860,7 @@ class Membership:
                 self._note_named(offsets, noted)
                 # After it: a commit of a position finds the offset named, or is an earlier one. And before the next one
                 # is named, so that the last name is that of the last commit.
-                commit = commit._replace(order=next(self._orders))
+                commit = commit._replace(order=next(self._orders), epochs=self._cursors.epochs_of(offsets))
             for part in _parts(offsets):
                 self._commit_part(commit, {partition: offsets[partition] for partition in part})
                 for partition in part:
@@ -933,13 +935,17 @@ class Membership:
                     self._written[partition] = commit.order, None
                 cursor = cursors.get(partition)  # of what was read: a topic may have been created again under the name
                 topic_id = self._topic_ids.get(partition.topic) if cursor is None else cursor.source.reader.topic_id
+                if commit.is_due is None:
+                    epoch = commit.epochs.get(partition)
+                else:
+                    epoch = None if cursor is None else cursor.read_in()
                 request.offsets.add(
                     topic=partition.topic,
                     partition=partition.partition,
                     offset=offset,
                     topic_id=topic_id,
                     claim=commit.claims.get(partition),
-                    leader_epoch=None if cursor is None else cursor.read_in(),
+                    leader_epoch=epoch,
                 )
         commit.ask(request)
         with self._lock:

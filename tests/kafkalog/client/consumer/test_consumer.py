@@ -27,6 +27,7 @@ from kafkalog.client.consumer.cursors import Cursor, Hand, Named
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
 from kafkalog.client.consumer.fetcher import Source
 from kafkalog.client.consumer.partition_fetch import FetchedBatch
+from kafkalog.client.groups import offsets_with_epochs
 from kafkalog.errors import (
     BrokerUnreachable,
     Closed,
@@ -280,6 +281,37 @@ def commit_elsewhere(consumer: Consumer) -> None:
     elsewhere = threading.Thread(target=consumer.commit)
     elsewhere.start()
     join_all([elsewhere], 60)
+
+
+@pytest.mark.parametrize("is_subscribed", [False, True])
+def test_only_an_offset_where_the_consumer_stands_is_committed_with_a_leader_epoch(
+    cluster: LocalCluster, filled: TopicPartition, is_subscribed: bool
+) -> None:
+    """Another one may be past what it has read, or be of the log before it was cut: a restart would be told wrongly."""
+    group = filled.topic
+    with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        if is_subscribed:
+            consumer.subscribe(filled.topic)
+        else:
+            consumer.assign({filled: 0})
+
+        def committed(done: Any) -> tuple[int, bool]:
+            consumer.commit(done)
+            offset, epoch = offsets_with_epochs(consumer._cluster, group, [filled.topic])[filled]
+            return offset, epoch is not None
+
+        messages = consumer.messages(timeout=30)
+        first, last = [next(messages) for _ in range(10)][::9]
+        assert committed({filled: 80}) == (80, False), "it comes from elsewhere"
+        assert committed(first) == (1, False), "it was read before"
+        assert committed(last) == (10, True), "it is in hand"
+        assert committed({filled: 9}) == (9, True)
+        assert committed([first]) == (1, False)
+        if not is_subscribed:
+            assert committed(None) == (9, True)
+        cursor = consumer._cursors.by_partition[filled]
+        cursor.source.reset_to = 5  # the log was cut there, and what has arrived before is handed out still
+        assert committed(last) == (10, False), "the reader is past the reset"
 
 
 @pytest.mark.parametrize("iterate", ["consumer", "messages", "stream"])
