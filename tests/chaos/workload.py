@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -57,7 +58,7 @@ def outcome_of(error: KafkalogError | None) -> str:
     return "fail" if isinstance(error, NOT_WRITTEN) else "info"
 
 
-class Client:
+class Client(ABC):
     """A thread that runs until it is stopped. Its failure is kept for `join`."""
 
     def __init__(self, folder: Path, name: str, seed: str) -> None:
@@ -89,8 +90,9 @@ class Client:
         except BaseException as error:  # handed to the test's thread
             self._failure = error
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """Work until `_stopping` is set."""
 
 
 class _Round(NamedTuple):

@@ -355,6 +355,22 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     assert lost not in leader.record("t").states[0].isr
 
 
+def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
+    """A topic with flush.messages=1 and a staged part on all three replicas; its leader's id; the part's bytes."""
+    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
+    assert ack is not None
+    waited_for(ack.is_kept)
+    return topic, next(number for number, each in brokers.items() if each is leader), length
+
+
+def staged_on_each(brokers: Brokers, topic: bytes) -> list[list[tuple[int, int]]]:
+    """The numbers of parts and the bytes that each replica has staged."""
+    return [[(each.parts, each.length) for each in replica(broker, topic).staged()] for broker in brokers.values()]
+
+
 @pytest.mark.parametrize("loss", ["of power", "by damage"])
 def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_anew(
     brokers: Brokers,
@@ -366,13 +382,7 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
 ) -> None:
     """Its log is whole, with flush.messages=1 or without a loss of power. A leader counted it for what was staged by
     the sizes of its files, and as the leader it had its followers remove their good copies."""
-    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
-    assert ack is not None
-    waited_for(ack.is_kept)
-    lost = next(number for number, each in brokers.items() if each is leader)
+    topic, lost, length = with_an_acknowledged_part(brokers)
     others = [number for number in brokers if number != lost] if loss == "by damage" else []
     for number in (*others, lost):
         brokers.pop(number).stop(clean=False)
@@ -391,8 +401,7 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
     for number in others:
         brokers[number] = start_broker(number, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
-    for each in brokers.values():
-        assert [(staged.parts, staged.length) for staged in replica(each, topic).staged()] == [(1, length)]
+    assert staged_on_each(brokers, topic) == [[(1, length)]] * 3
 
 
 def emptied_and_leading(
@@ -643,13 +652,7 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It kept its place without what was staged, led, and had the others cut their good copies."""
-    topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
-    assert ack is not None
-    waited_for(ack.is_kept)
-    lost = next(number for number, each in brokers.items() if each is leader)
+    topic, lost, length = with_an_acknowledged_part(brokers)
     brokers.pop(lost).stop(clean=False)
     [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
     with path.open("r+b") as file:
@@ -670,8 +673,7 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
         waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
-    for each in brokers.values():
-        assert [(staged.parts, staged.length) for staged in replica(each, topic).staged()] == [(1, length)]
+    assert staged_on_each(brokers, topic) == [[(1, length)]] * 3
 
 
 def test_after_all_lost_power_the_first_one_back_leads_what_was_synced_though_something_was_staged(

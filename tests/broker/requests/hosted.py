@@ -17,7 +17,7 @@ TOPIC_ID = b"0123456789abcdef"
 class Hosted:
     """The part of a host that requests of data ask."""
 
-    def __init__(self, directory: LogDirectory, **config: Any) -> None:
+    def __init__(self, directory: LogDirectory, partitions: int = 2, **config: Any) -> None:
         settings = TopicSettings.parse(config)
         self.partitions = [
             Partition(
@@ -30,7 +30,7 @@ class Hosted:
                 0,
                 SYSTEM_CLOCK,
             )
-            for number in range(2)
+            for number in range(partitions)
         ]
         for partition in self.partitions:
             partition.lead(PartitionState.only(0, "here"), [0])

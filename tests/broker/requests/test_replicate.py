@@ -22,10 +22,10 @@ from tests.broker.requests.hosted import TOPIC_ID, Hosted
 
 
 class Leading(Hosted):
-    """Leads both partitions, which broker 1 follows and broker 2 has not fetched yet."""
+    """Leads all partitions, which broker 1 follows and broker 2 has not fetched yet."""
 
-    def __init__(self, directory: LogDirectory) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: LogDirectory, partitions: int = 2) -> None:
+        super().__init__(directory, partitions)
         state = PartitionState(0, 1, (0, 2), (), {0: "here", 1: "its", 2: "other"})
         for partition in self.partitions:
             partition.lead(state, [0, 1, 2])
@@ -37,6 +37,34 @@ class Leading(Hosted):
 def host(tmp_path: Path) -> Iterator[Any]:
     directory = LogDirectory(tmp_path)
     yield Leading(directory)
+    directory.close()
+
+
+def test_states_of_producers_that_do_not_fit_into_an_answer_are_not_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many partitions an answer took longer than a link waits, and the next one began anew."""
+    directory = LogDirectory(tmp_path)
+    host: Any = Leading(directory, 5)
+    made: list[int] = []
+
+    def producers_before(self: Partition, offset: int) -> bytes:
+        made.append(self.number)
+        return bytes(700)
+
+    monkeypatch.setattr(Partition, "producers_before", producers_before)
+    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    named = [
+        pb.ReplicaPosition(topic_id=TOPIC_ID, partition=number, leader_epoch=1, last_epoch=-1, needs_producers=True)
+        for number in range(5)
+    ]
+    session.take(pb.ReplicaFetchRequest(broker_id=1, registration=1, directory="its", partitions=named))
+    for given in range(1, 6):
+        made.clear()
+        answer = session.answer(1000, False)
+        assert answer is not None and len(answer.slices) == 1
+        answer.close()
+        assert len(made) <= 2, f"in answer {given}"
     directory.close()
 
 

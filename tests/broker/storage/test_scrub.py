@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -280,7 +281,10 @@ def test_a_read_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
             return os.preadv(fd, [bytearray(1 << 20)], 0, os.RWF_NOWAIT) == 1 << 20
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            # What is asserted is only visible through RWF_NOWAIT, which some file systems (overlay, network) refuse.
+            if error.errno != errno.EOPNOTSUPP:
+                raise
             pytest.skip("the file system does not say what is cached")
 
     try:
@@ -289,7 +293,7 @@ def test_a_read_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
         assert is_cached()
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 1 << 20, os.POSIX_FADV_DONTNEED)
-        if is_cached():
+        if is_cached():  # tmpfs has no other place for the bytes, so there is no cache to spare
             pytest.skip("the file system is in memory")
         assert disk.read_sparing_cache(fd, 1 << 20, 0) == bytes(1 << 20)
         assert not is_cached()
