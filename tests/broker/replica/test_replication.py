@@ -649,9 +649,13 @@ def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
 
 
 def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
-    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    brokers: Brokers,
+    start_broker: StartBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    """It kept its place without what was staged, led, and had the others cut their good copies."""
+    """It kept its place without what was staged. Once it led, the others cut their good copies."""
     topic, lost, length = with_an_acknowledged_part(brokers)
     brokers.pop(lost).stop(clean=False)
     [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
@@ -672,6 +676,7 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
         waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
+    assert failures and "replica_left_the_sets" in caplog.text
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
     assert staged_on_each(brokers, topic) == [[(1, length)]] * 3
 
