@@ -418,7 +418,7 @@ class Host:
             for number, partition in opened.items()
             if number not in turn.departing
             and (state := topic.states.get(number)) is not None
-            and len(topic.replicas_of(number)) > 1
+            and self._others_have(topic, number, state)
             and partition.may_lack_staged(self._directory.may_have_lost)
         }
         if leaving:

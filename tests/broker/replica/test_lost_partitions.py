@@ -143,7 +143,7 @@ def test_a_lost_log_without_another_copy_is_not_moved_and_stays_the_only_one_ami
     put_back(tmp_path, topic, wipe_directory)
     broker = start_broker()
     waited_for(lambda: broker.record("t").states[number].replicas == (1,), 60)
-    waited_for(lambda: (topic, number) in other.broker.host.hosted)
+    waited_for(lambda: other.broker.host.hosted[topic, number].leads)  # it reads the state that names it by itself
     assert other.broker.host.leader_of(topic, number).log.end_offset == 1
 
 
