@@ -1,5 +1,5 @@
 """One replica of a partition on this broker: its role, its log, the parts staged beside it, the high watermark, the
-readable end, and the waiters for a change. Knows no sockets, no ZooKeeper.
+readable end. Knows no sockets, no ZooKeeper.
 
 A replica leads in one leader epoch, follows the leader of one, or does neither. What a leader knows of its followers is
 in `leadership.py`. A partition with one replica has nobody to wait for: the log's end is its high watermark.
@@ -8,8 +8,7 @@ The readable end is the high watermark or, with flush.visibility=flushed, the en
 rule, section 3.1) if that is before it. In both cases it is at most the start of the first hidden batch (`applier.py`).
 It does not go back while this replica leads, because a reader would then treat its range as lost.
 
-Thread-safe. A waiter's wake must take no lock of a partition: it may be called under the role's. It is a hint to look
-again; a registration is good for one wake.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import NamedTuple
 from broker.config import TopicSettings
 from broker.replica.applier import Applied, Applier
 from broker.replica.leadership import Joining, Leadership, Pulse
+from broker.replica.waiters import Waiters
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
 from broker.staging.staging import Staged, StagedCopy, Staging
@@ -50,7 +50,6 @@ from kafkalog.zk.registry import BrokerRecord, PartitionState
 
 log = get_logger(__name__)
 
-Wake = Callable[[], None]
 _NO_LIMIT = 1 << 62
 _FOLLOWED_SECONDS = 3.0
 """Followers that ask for nothing new ask each half second."""
@@ -137,6 +136,8 @@ class Partition:
         settings: the topic's.
 
     Attributes:
+        waiters: who waits for an append, a flush, the high watermark or the close.
+        replica_waiters: which followers wait for an append or a change of the role.
         may_have_lost: a loss of power may have damaged the log, which was not cut after it (`cut_unsynced_damage`).
 
     Raises:
@@ -164,9 +165,8 @@ class Partition:
         self._broker_id = broker_id
         self._clock = clock
         self._closed = False
-        self._lock = threading.Lock()  # guards the waiters; the only lock then held, for set operations only
-        self._waiters: set[Wake] = set()
-        self._replica_waiters: set[Wake] = set()
+        self.waiters = Waiters()
+        self.replica_waiters = Waiters()
         # Guards the role; held for the writes of a follower and the change of a role, before the log's locks.
         self._role_lock = threading.Lock()
         self._position_lock = threading.Lock()  # of `position`; taken before the role's
@@ -226,8 +226,8 @@ class Partition:
                 self._epoch, self._leader_id = state.leader_epoch, self._broker_id
             leadership.advance(self._own_end, self._staging.staged_end)
             self._publish_watermark(leadership)
-        self.wake_waiters()
-        self._wake_replicas()
+        self.waiters.wake()
+        self.replica_waiters.wake()
         self.on_joinable()
 
     def follow(self, leader_id: int, leader_epoch: int) -> None:
@@ -241,8 +241,8 @@ class Partition:
                 self.log.follow_epoch(leader_epoch)  # first: an append that waits comes to nothing
             self._leadership, self._epoch, self._leader_id = None, leader_epoch, leader_id
             self._readable_limit = self.log.high_watermark
-        self.wake_waiters()
-        self._wake_replicas()
+        self.waiters.wake()
+        self.replica_waiters.wake()
 
     @property
     def leads(self) -> bool:
@@ -288,7 +288,7 @@ class Partition:
             if leadership is None or not leadership.advance(self._own_end, self._staging.staged_end):
                 return
             self._publish_watermark(leadership)
-        self.wake_waiters()
+        self.waiters.wake()
 
     # --- what requests do ----------------------------------------------------------------------------------------
 
@@ -316,11 +316,11 @@ class Partition:
         except (Closed, FencedLeaderEpoch):  # between the check above and here
             raise self._not_here() from None
         if self._readable_limit == _NO_LIMIT:
-            if self._waiters:
-                self.wake_waiters()
+            if self.waiters:
+                self.waiters.wake()
         else:
-            if self._replica_waiters:
-                self._wake_replicas()
+            if self.replica_waiters:
+                self.replica_waiters.wake()
             self._advance()
         return leadership.epoch, outcomes
 
@@ -438,7 +438,7 @@ class Partition:
             )
         with self._hosted():
             start_offset = self.log.delete_before(end_offset if offset == -1 else offset)
-        self._wake_replicas()
+        self.replica_waiters.wake()
         return start_offset
 
     def check_leads(self, epoch: int) -> None:
@@ -646,7 +646,7 @@ class Partition:
             if state is None or state.version > wanted.state.version or not wanted.is_unresolved:
                 leadership.nothing_asked()
         self._advance()
-        self.wake_waiters()  # acks may have become impossible
+        self.waiters.wake()  # acks may have become impossible
 
     # --- what a follower does ----------------------------------------------------------------------------------------
 
@@ -853,7 +853,7 @@ class Partition:
                 yield epoch
         finally:
             self._advance()
-            self.wake_waiters()
+            self.waiters.wake()
 
     @contextmanager
     def _staging_as_leader(self, needs_replicas: bool = False) -> Iterator[int]:
@@ -872,7 +872,7 @@ class Partition:
             try:
                 yield leadership.epoch
             finally:
-                self._wake_replicas()
+                self.replica_waiters.wake()
 
     @property
     def unsynced_staged_bytes(self) -> int:
@@ -910,7 +910,7 @@ class Partition:
         """Forget a prepared set; see Applier.drop."""
         with self._staging_as_leader():
             dropped = self._applier.drop(commit_uuid, below_version, wait)
-        self.wake_waiters()
+        self.waiters.wake()
         return dropped
 
     def forget_staged(self, transactional_id: str, batch_id: int, stays: bool) -> None:
@@ -966,7 +966,7 @@ class Partition:
         self._applier.flushed()
         if self._readable_limit != _NO_LIMIT and self.log.needs_flush_for_ack:
             self._advance()
-        self.wake_waiters()
+        self.waiters.wake()
 
     # --- acks ----------------------------------------------------------------------------------------------------
 
@@ -1017,43 +1017,6 @@ class Partition:
     def _not_here(self) -> NotLeader:
         return NotLeader(broker_id=self._broker_id, partition=self.label)
 
-    # --- waiting -------------------------------------------------------------------------------------------------
-
-    def register(self, wake: Wake) -> None:
-        """Register `wake` to be called once, at the next append, flush or close. The caller checks again after this."""
-        with self._lock:
-            self._waiters.add(wake)
-
-    def unregister(self, wake: Wake) -> None:
-        with self._lock:
-            self._waiters.discard(wake)
-
-    def register_replica(self, wake: Wake) -> None:
-        """As `register`, for a follower: called at the next append or change of the role."""
-        with self._lock:
-            self._replica_waiters.add(wake)
-
-    def unregister_replica(self, wake: Wake) -> None:
-        with self._lock:
-            self._replica_waiters.discard(wake)
-
-    def _wake_replicas(self) -> None:
-        with self._lock:
-            waiters, self._replica_waiters = self._replica_waiters, set()
-        for wake in waiters:
-            wake()
-
-    def wake_waiters(self) -> None:
-        with self._lock:
-            waiters, self._waiters = self._waiters, set()
-        for wake in waiters:
-            wake()
-
-    @property
-    def waiting(self) -> int:
-        """How many wait here right now."""
-        return len(self._waiters)
-
     # --- what the host does -----------------------------------------------------------------------------------
 
     def update_settings(self, settings: TopicSettings) -> None:
@@ -1066,13 +1029,13 @@ class Partition:
             if self._leadership is not None:
                 self._leadership.configure(self._assigned, settings.min_insync_replicas)
         self._advance()
-        self.wake_waiters()
+        self.waiters.wake()
 
     def close(self) -> None:
         """Refuse requests from now on, and wake all waiters; a running apply ends, perhaps later, and appends nothing
         more. Waits for no fdatasync. The directory closes the log, which another Partition may open at once."""
         self._closed = True
-        self.wake_waiters()
-        self._wake_replicas()
+        self.waiters.wake()
+        self.replica_waiters.wake()
         self._staging.close()
         self._applier.close()

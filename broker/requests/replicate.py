@@ -152,7 +152,7 @@ class ReplicaSession:
     def _forget(self, key: _Key) -> None:
         position = self._positions.pop(key, None)
         if position is not None:
-            position.partition.unregister_replica(position.wake)
+            position.partition.replica_waiters.unregister(position.wake)
         self._dirty.pop(key, None)
         self._unsettled.pop(key, None)
 
@@ -214,7 +214,7 @@ class ReplicaSession:
                 news.diverges, (news.agreed_epoch, news.agreed_end_offset) = True, position.diverges
                 self._forget(key)  # until it is named again
                 return 0
-            replica.register_replica(position.wake)
+            replica.replica_waiters.register(position.wake)
             replica.check_leads(position.epoch)
             if position.needs_producers:
                 return self._add_producers(key, position, left, answer)

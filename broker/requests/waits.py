@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from broker.replica.host import Host
-from broker.replica.partition import Partition, Wake
+from broker.replica.partition import Partition
+from broker.replica.waiters import Wake
 from broker.requests.fetch import Answer, fetch
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError
@@ -38,16 +39,16 @@ class Waiter:
         ones."""
         wake = self._wake
         for partition in self.partitions:
-            partition.unregister(wake)
+            partition.waiters.unregister(wake)
         self.partitions = partitions
         for partition in partitions:
-            partition.register(wake)
+            partition.waiters.register(wake)
         return look()
 
     def leave(self) -> None:
         """Unregister everywhere."""
         for partition in self.partitions:
-            partition.unregister(self._wake)
+            partition.waiters.unregister(self._wake)
         self.partitions = ()
 
 

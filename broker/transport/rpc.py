@@ -154,7 +154,7 @@ class BrokerService:
         self._staged_jobs.stop()
         self._scrubber.stop()
         for partition in self._host.hosted.values():
-            partition.wake_waiters()
+            partition.waiters.wake()
 
     def method(self, name: str, lane: str) -> _Method:
         """A method of the service, to be called in a thread of its lane. A request to ZooKeeper stops when the client

@@ -271,7 +271,7 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     host = broker.broker.host
     partition = host.leader_of(topic, 0)
     assert partition.log.flushed_offset == 0  # so that a round which does not see it would save it, where it was
-    partition.register(lambda: None)
+    partition.waiters.register(lambda: None)
     wipe(tmp_path, topic)
     host._directory.tidy()
     until(broker, lambda: host.failure(topic, 0) is not None)
@@ -281,7 +281,7 @@ def test_a_log_that_is_removed_while_it_is_open_is_lost_until_it_is_back_at_a_st
     assert_lost(broker, topic, 0, told.format(f"{topic.hex()}-0"))
     with pytest.raises(errors.NotLeader):
         partition.append_as_leader([])
-    assert partition.waiting == 0
+    assert len(partition.waiters) == 0
     assert host.leader_of(topic, 1).log.end_offset == 5
     counters = broker.counters()
     assert (counters["partitions.served"], counters["partitions.unserved"]) == (1, 1)

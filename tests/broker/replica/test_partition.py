@@ -48,9 +48,9 @@ def test_an_append_wakes_a_waiter_once(partition: Partition) -> None:
     def wake() -> None:
         woken.append("reader")
 
-    partition.register(wake)
-    partition.register(wake)  # the same again: one registration
-    assert partition.waiting == 1
+    partition.waiters.register(wake)
+    partition.waiters.register(wake)  # the same again: one registration
+    assert len(partition.waiters) == 1
     epoch, (appended,) = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
     assert epoch == 3
     assert isinstance(appended, Appended)
@@ -58,9 +58,9 @@ def test_an_append_wakes_a_waiter_once(partition: Partition) -> None:
     assert woken == ["reader"]
     partition.append_as_leader([checked(a_batch())])
     assert woken == ["reader"]
-    partition.register(wake)
-    partition.unregister(wake)
-    partition.unregister(wake)
+    partition.waiters.register(wake)
+    partition.waiters.unregister(wake)
+    partition.waiters.unregister(wake)
     partition.append_as_leader([checked(a_batch())])
     assert woken == ["reader"]
 
@@ -69,7 +69,7 @@ def test_a_flush_wakes_waiters(partition: Partition) -> None:
     flushed = threading.Event()
     partition.append_as_leader([checked(a_batch())])
     assert not partition.is_flushed_to(1)
-    partition.register(flushed.set)
+    partition.waiters.register(flushed.set)
     partition.log.request_flush()
     assert flushed.wait(30)
     assert partition.is_flushed_to(1)
@@ -91,7 +91,7 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
     def append_decided(batches: Sequence[Batch], leader_epoch: int) -> None:
         real(batches, leader_epoch)
         partition.log.flush()  # as for an ack of others; nothing of the batch is shown yet
-        partition.register(woken.set)
+        partition.waiters.register(woken.set)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
     partition.finish_apply(getattr(partition, method)("x", producer, 0, b"c" * 16))
@@ -108,7 +108,7 @@ def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition)
     partition.append_as_leader([checked(a_batch())])
     assert partition.readable_end_offset == 0
     woken = threading.Event()
-    partition.register(woken.set)
+    partition.waiters.register(woken.set)
     assert partition.drop(b"c" * 16, 0)
     assert woken.is_set()
     assert partition.readable_end_offset == 1
@@ -117,7 +117,7 @@ def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition)
 def test_waiters_get_the_error_of_a_failed_directory(partition: Partition, directory: LogDirectory) -> None:
     woken = threading.Event()
     partition.append_as_leader([checked(a_batch())])
-    partition.register(woken.set)
+    partition.waiters.register(woken.set)
     directory.services.health.fail(StorageFailed(directory="d", reason="broken"))
     assert woken.wait(30)
     with pytest.raises(StorageFailed, match="broken"):
@@ -127,7 +127,7 @@ def test_waiters_get_the_error_of_a_failed_directory(partition: Partition, direc
 def test_a_closed_partition_refuses_and_lets_go_who_waits(partition: Partition) -> None:
     woken = threading.Event()
     partition.append_as_leader([checked(a_batch())])
-    partition.register(woken.set)
+    partition.waiters.register(woken.set)
     partition.close()
     assert woken.is_set()
     with pytest.raises(NotLeader, match="broker 0 does not lead partition t-0"):

@@ -212,7 +212,7 @@ def test_a_reader_that_waits_is_woken_when_written_records_become_visible(direct
     partition = open_partition(directory, topic(flush_ms=100_000, flush_visibility="flushed"))
     fill(partition.log, 1)
     woken = threading.Event()
-    partition.register(woken.set)
+    partition.waiters.register(woken.set)
     partition.update_settings(topic())
     assert woken.is_set() and partition.readable_end_offset == 1
     partition.close()

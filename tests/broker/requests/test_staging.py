@@ -668,7 +668,7 @@ def test_a_fetch_that_waits_is_answered_by_an_apply(broker: RunningBroker) -> No
     partition = broker.broker.host.leader_of(topic, 0)
     with broker.client() as client:
         client.send(fetch_frame(1, topic, 0, max_wait_ms=30_000))
-        waited_for(lambda: partition.waiting == 1)
+        waited_for(lambda: len(partition.waiters) == 1)
         began = time.monotonic()
         assert write.apply() == [1]
         header, _ = client.reply()

@@ -47,18 +47,18 @@ def test_a_waiter_is_woken_once_where_it_waits_and_not_where_it_waited_before(ho
     waiter.leave()
     append(host, 0)
     assert woken == ["woken"] and not waiter.partitions
-    assert [each.waiting for each in host.partitions] == [0, 0]
+    assert [len(each.waiters) for each in host.partitions] == [0, 0]
 
 
 def test_an_event_during_registration_is_seen(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = host.partitions[0]
-    register = partition.register
+    register = partition.waiters.register
 
     def append_and_register(wake: Callable[[], None]) -> None:
         append(host)
         register(wake)
 
-    monkeypatch.setattr(partition, "register", append_and_register)
+    monkeypatch.setattr(partition.waiters, "register", append_and_register)
     assert Waiter(lambda: None).look([partition], lambda: partition.end_offset) == 1
 
 
@@ -71,7 +71,7 @@ def test_a_wait_ends_with_what_is_found_with_the_time_and_with_who_gives_up(host
         )
     )
     waiting.start()
-    waited_for(lambda: partition.waiting == 1)
+    waited_for(lambda: len(partition.waiters) == 1)
     append(host)
     waiting.join(30)
     assert found == [1]
@@ -79,7 +79,7 @@ def test_a_wait_ends_with_what_is_found_with_the_time_and_with_who_gives_up(host
     assert wait_for([partition], lambda: 0, time.monotonic() + 60, SYSTEM_CLOCK, None, lambda: False) == 0
     with pytest.raises(ZeroDivisionError):
         wait_for([partition], lambda: 1 // 0, time.monotonic() + 60, SYSTEM_CLOCK)
-    assert [each.waiting for each in host.partitions] == [0, 0]
+    assert [len(each.waiters) for each in host.partitions] == [0, 0]
 
 
 def test_a_fetch_waits_for_its_bytes_at_the_partitions_that_are_led_here(host: Hosted) -> None:

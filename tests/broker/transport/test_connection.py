@@ -419,7 +419,7 @@ def test_a_fetch_of_several_partitions_keeps_to_its_limit(broker: RunningBroker)
 
 def wait_until_waiting(broker: RunningBroker, topic: bytes, count: int = 1) -> None:
     partition = broker.broker.host.leader_of(topic, 0)
-    waited_for(lambda: partition.waiting == count)
+    waited_for(lambda: len(partition.waiters) == count)
 
 
 def test_a_waiting_fetch_is_answered_by_the_append_it_waits_for(broker: RunningBroker) -> None:
@@ -448,7 +448,7 @@ def test_a_fetch_waits_for_min_bytes_and_no_longer_than_its_time(broker: Running
         header, body = reader.reply()
         assert body == b""
         assert header.fetch.partitions[0].end_offset == 2
-        assert broker.broker.host.leader_of(topic, 0).waiting == 0
+        assert len(broker.broker.host.leader_of(topic, 0).waiters) == 0
 
 
 def test_a_waiting_fetch_is_answered_at_once_when_something_queues_behind_it(broker: RunningBroker) -> None:
@@ -471,7 +471,7 @@ def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
 ) -> None:
     topic = broker.new_topic()
     partition = broker.broker.host.leader_of(topic, 0)
-    register = partition.register
+    register = partition.waiters.register
     batch = bytearray(a_batch([b"news"]))
 
     def append_and_register(wake: Callable[[], None]) -> None:
@@ -479,7 +479,7 @@ def test_what_comes_between_a_look_and_the_registration_to_wait_is_not_missed(
             partition.append_as_leader([(check_batch(batch), memoryview(batch))])
         register(wake)
 
-    monkeypatch.setattr(partition, "register", append_and_register)
+    monkeypatch.setattr(partition.waiters, "register", append_and_register)
     with broker.client() as client:
         client.sock.settimeout(15)
         assert values_in(client.fetch(topic, 0, max_wait_ms=30_000)[1]) == [b"news"]
@@ -505,7 +505,7 @@ def test_a_peer_that_goes_away_while_waiting_leaves_nothing_behind(broker: Runni
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     waited_for(lambda: broker.counters()["dataport.connections"] == 0)
-    assert broker.broker.host.leader_of(topic, 0).waiting == 0
+    assert len(broker.broker.host.leader_of(topic, 0).waiters) == 0
 
 
 def test_a_client_that_says_it_is_done_still_gets_its_answers(broker: RunningBroker) -> None:
@@ -648,14 +648,14 @@ def test_a_flush_that_ends_between_a_look_and_the_registration_to_wait_is_not_mi
 ) -> None:
     topic = broker.new_topic(flush_messages=1)
     partition = broker.broker.host.leader_of(topic, 0)
-    register = partition.register
+    register = partition.waiters.register
     monkeypatch.setattr(partition.log._flusher, "soon", lambda task: None)
 
     def flush_and_register(wake: Callable[[], None]) -> None:
         partition.log.flush()  # and nothing flushes, or wakes, after it
         register(wake)
 
-    monkeypatch.setattr(partition, "register", flush_and_register)
+    monkeypatch.setattr(partition.waiters, "register", flush_and_register)
     with broker.client() as client:
         client.sock.settimeout(15)
         client.send(append_frame(1, topic, a_batch(), timeout_ms=30_000))

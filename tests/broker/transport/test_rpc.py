@@ -343,11 +343,11 @@ def test_a_pull_waits_for_data_and_its_answer_stays_under_the_limit(start_broker
     waiting = threading.Thread(target=lambda: pulled.append(pull(broker, topic, 0, max_wait_ms=30_000, min_bytes=1)))
     waiting.start()
     partition = broker.broker.host.leader_of(topic, 0)
-    waited_for(lambda: partition.waiting > 0)
+    waited_for(lambda: len(partition.waiters) > 0)
     append(broker, topic, a_batch([b"news"]))
     join_all([waiting], 60)
     assert len(pulled[0].body) == pulled[0].reply.partitions[0].length > 0
-    assert partition.waiting == 0
+    assert len(partition.waiters) == 0
     for _ in range(50):
         append(broker, topic, a_batch([bytes(1000)]))
     assert 9000 < len(pull(broker, topic, 1, max_bytes=1 << 20).body) <= 10_000
@@ -394,11 +394,11 @@ def test_a_listing_waits_until_an_end_moves(broker: RunningBroker) -> None:
         bpb.ListOffsetsRequest(partitions=[wanted], max_wait_ms=30_000), timeout=30
     )
     partition = broker.broker.host.leader_of(topic, 0)
-    waited_for(lambda: partition.waiting > 0)
+    waited_for(lambda: len(partition.waiters) > 0)
     assert not waiting.done()
     append(broker, topic, a_batch())
     assert waiting.result().partitions[0].offset == 2
-    assert partition.waiting == 0
+    assert len(partition.waiters) == 0
     # What is known no more, or in vain, is answered: a listing never fails by waiting.
     for known, wait_ms in ((1, 30_000), (2, 10)):
         wanted.known_offset = known
@@ -442,7 +442,7 @@ def test_a_call_that_fails_as_it_waits_leaves_its_place_to_others(
         assert isinstance(refused(getattr(broker.stub, method), request)[0], errors.InternalError)
     call = getattr(broker.stub, method).future(request, timeout=600)
     partition = broker.broker.host.leader_of(topic, 0)
-    waited_for(lambda: partition.waiting == 1)
+    waited_for(lambda: len(partition.waiters) == 1)
     append(broker, topic, a_batch())
     call.result(timeout=30)
 
@@ -508,7 +508,7 @@ def test_answers_that_nobody_reads_take_no_more_than_their_pool(
     partition = broker.broker.host.leader_of(topic, 0)
     part = pb.FetchPartition(topic_id=topic, offset=1)
     waiting = stub.Pull.future(pb.FetchRequest(partitions=[part], max_wait_ms=30_000, min_bytes=1), timeout=30)
-    waited_for(lambda: partition.waiting == 1)  # who waited for memory in vain has left his place
+    waited_for(lambda: len(partition.waiters) == 1)  # who waited for memory in vain has left his place
     append(broker, topic, a_batch())
     assert waiting.result().body
     channel.close()
@@ -538,9 +538,9 @@ def test_a_call_that_was_cancelled_lets_go_long_before_its_time_is_over(
         ),
     }[method]
     call = getattr(broker.stub, method).future(request, timeout=600)
-    waited_for(lambda: partition.waiting > 0)
+    waited_for(lambda: len(partition.waiters) > 0)
     call.cancel()
-    waited_for(lambda: partition.waiting == 0)
+    waited_for(lambda: len(partition.waiters) == 0)
 
 
 def test_what_is_appended_between_a_look_and_the_wait_is_seen(
@@ -549,16 +549,16 @@ def test_what_is_appended_between_a_look_and_the_wait_is_seen(
     broker = start_broker(**{"fetch.max.wait.ms": 600_000})
     topic = broker.new_topic()
     partition = broker.broker.host.leader_of(topic, 0)
-    register = partition.register
+    register = partition.waiters.register
 
     def with_an_append_before(wake: Callable[[], None]) -> None:
-        monkeypatch.setattr(partition, "register", register)
+        monkeypatch.setattr(partition.waiters, "register", register)
         append(broker, topic, a_batch())
         register(wake)
 
-    monkeypatch.setattr(partition, "register", with_an_append_before)
+    monkeypatch.setattr(partition.waiters, "register", with_an_append_before)
     assert pull(broker, topic, 0, max_wait_ms=600_000, min_bytes=1).body
-    monkeypatch.setattr(partition, "register", with_an_append_before)
+    monkeypatch.setattr(partition.waiters, "register", with_an_append_before)
     request = bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic, known_offset=1)], max_wait_ms=600_000)
     assert broker.stub.ListOffsets(request, timeout=30).partitions[0].offset == 2
 
@@ -573,7 +573,7 @@ def test_a_wake_for_too_little_is_not_the_last(start_broker: StartBroker) -> Non
     call = broker.stub.Pull.future(request, timeout=600)
     partition = broker.broker.host.leader_of(topic, 0)
     for _ in range(3):
-        waited_for(lambda: partition.waiting > 0)
+        waited_for(lambda: len(partition.waiters) > 0)
         assert not call.done()
         append(broker, topic, a_batch())
     assert len(call.result(timeout=30).body) == 3 * size
@@ -589,7 +589,7 @@ def test_a_stop_answers_those_that_wait_and_refuses_others(start_broker: StartBr
         bpb.ListOffsetsRequest(partitions=[bpb.ListOffset(topic_id=topic)], max_wait_ms=600_000), timeout=600
     )
     partition = broker.broker.host.leader_of(topic, 0)
-    waited_for(lambda: partition.waiting == 2)
+    waited_for(lambda: len(partition.waiters) == 2)
     broker.broker.stop()
     assert pulling.result(timeout=30).body == b""  # an answer, and no call cut off
     assert listing.result(timeout=30).partitions[0].offset == 0
