@@ -254,13 +254,10 @@ class ControlConnection:
         """Close the connection for good, and end the calls in flight."""
         with self._lock:
             self._is_closed = True
-            self._close_channel()
-
-    def _close_channel(self) -> None:
-        channel, self._channel, self._methods = self._channel, None, {}
-        if channel is not None:
-            channel.close()
-            _closed_at.append(time.monotonic())
+            channel, self._channel, self._methods = self._channel, None, {}
+        # Without the lock: gRPC waits for the ends of all calls, which one thread reports, and `begin` takes the lock
+        # at each.
+        _close(channel)
 
     def close_if_idle(self) -> bool:
         """Close the channel if there is one, and no call uses it or is about to; returns whether it was closed."""
@@ -269,7 +266,8 @@ class ControlConnection:
         try:
             if self._channel is None or self._calls or self._begun:
                 return False
-            self._close_channel()
+            channel, self._channel, self._methods = self._channel, None, {}
+            _close(channel)
             return True
         finally:
             self._lock.release()
@@ -298,6 +296,14 @@ def _answers_as_grpc(host: str, port: int) -> bool:
 # --- forks: owners define what a child does with connections (`forks.py`) ---------------------------------------
 
 _closed_at: deque[float] = deque([-_CHANNEL_END_SECONDS], maxlen=1)  # when a channel was last closed
+
+
+def _close(channel: grpc.Channel | None) -> None:
+    if channel is not None:
+        channel.close()
+        _closed_at.append(time.monotonic())
+
+
 _controls: weakref.WeakValueDictionary[int, ControlConnection] = weakref.WeakValueDictionary()
 
 

@@ -513,6 +513,19 @@ def test_a_call_that_a_close_ends_may_have_been_heard(is_begun: bool) -> None:
     assert not isinstance(raised.value, BrokerNotAsked)
 
 
+def test_a_close_ends_several_calls_that_were_begun() -> None:
+    with server(silent) as port:
+        control = channel_to(port)
+        ends = [threading.Event() for _ in range(8)]
+        for ended in ends:
+            control.begin("DescribeCluster", DESCRIBE, 30_000, ended.set)
+        closing_it = threading.Thread(target=control.close, daemon=True)
+        closing_it.start()
+        join_all([closing_it], 20)
+        for ended in ends:
+            assert ended.wait(20)
+
+
 def test_a_fork_closes_the_channel_that_no_call_is_under_way_on(cluster: LocalCluster) -> None:
     connected = channel_to(cluster.brokers[0].grpc_port)
     done = threading.Event()
