@@ -23,7 +23,7 @@ from xml.sax.saxutils import quoteattr
 
 from bench.measure import NotAvailable
 from broker.local.sweeper import swept_folder
-from broker.local.zookeeper import die_with_parent, find_java
+from broker.local.zookeeper import find_java, with_parent
 from broker.ports import free_port
 
 SERVER_VERSION = "4.1.2"
@@ -155,12 +155,11 @@ class KafkaServer:
     def _run(self, keep_fd: int, *command: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:
             return subprocess.Popen(
-                [*self._java, *command],
+                with_parent([*self._java, *command]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=(keep_fd,),
-                preexec_fn=die_with_parent,
                 start_new_session=True,
             )
 

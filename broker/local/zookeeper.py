@@ -5,11 +5,9 @@ The child dies with the thread that started it (Linux's PR_SET_PDEATHSIG), so st
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -57,7 +55,14 @@ threads dead."""
 _PORT = "ZooKeeper's port"
 _START_TIMEOUT = 30.0
 _STOP_TIMEOUT = 10.0
-_PR_SET_PDEATHSIG = 1
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):  # else it ended before
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it becomes would too
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def find_java() -> str:
@@ -89,10 +94,15 @@ def find_jars() -> list[str]:
     return found
 
 
-def die_with_parent() -> None:
-    """Called in a child between fork and exec: the child is killed when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def with_parent(command: Sequence[str]) -> list[str]:
+    """A command that becomes another one (a path and its arguments) and is killed when the thread that starts it ends.
+
+    It needs no `preexec_fn`, which makes `subprocess` fork as gRPC's fork handlers see it. With a call under way they
+    end some of the children before they run anything.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid()), *command]
 
 
 class EmbeddedZooKeeper:
@@ -166,13 +176,12 @@ class EmbeddedZooKeeper:
         command = [java, *options, "-cp", ":".join(jars), _MAIN, str(config)]
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
                 pass_fds=self._pass_fds,
-                preexec_fn=die_with_parent,
                 start_new_session=True,  # a Ctrl-C at the terminal is for us to handle, in order
             )
         log.info("zookeeper_started", address=self.connect, pid=self._process.pid, directory=str(self.directory))

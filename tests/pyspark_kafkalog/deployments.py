@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 
 import pyspark
 
+from broker.local.zookeeper import with_parent
 from tests.java import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +33,6 @@ _OF_SPARK = re.compile(r"PYTHONPATH|PYSPARK_.*|SPARK_.*")
 _TOLD_SECONDS = 180.0
 _ANSWER_SECONDS = 400.0
 _STOP_SECONDS = 30.0
-_WITH_PARENT = (
-    f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from broker.local.zookeeper import die_with_parent;"
-    "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
-)
 
 
 def environment(**given: str) -> dict[str, str]:
@@ -62,7 +59,7 @@ class Running:
     def __init__(self, command: list[str], variables: Mapping[str, str], folder: Path) -> None:
         # Not by preexec_fn: that forks this process, with the threads of gRPC in it.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WITH_PARENT, *command],
+            with_parent(command),
             env=variables,
             cwd=folder,
             stdin=subprocess.DEVNULL,

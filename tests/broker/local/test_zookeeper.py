@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -69,6 +72,22 @@ def test_java_is_java_homes_or_the_one_on_path(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("JAVA_HOME")
     with pytest.raises(MissingDependency, match="looked in PATH, and JAVA_HOME is not set"):
         find_java()
+
+
+def test_a_server_starts_without_a_fork_that_grpc_takes_part_in(tmp_path: Path) -> None:
+    forked: list[bool] = []
+    os.register_at_fork(before=lambda: forked.append(True))  # for good, and harmless after this test
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+    server.kill()
+    assert not forked
+
+
+def test_what_starts_with_a_parent_that_has_ended_does_not_start() -> None:
+    command = zookeeper.with_parent(["/bin/echo", "started"])
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "started\n"
+    grandparent = f"import subprocess; subprocess.run({command!r})"
+    assert subprocess.run([sys.executable, "-c", grandparent], capture_output=True, text=True).stdout == ""
 
 
 def test_a_folder_is_one_servers_until_that_is_killed_or_stopped(tmp_path: Path) -> None:
