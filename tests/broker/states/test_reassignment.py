@@ -82,6 +82,14 @@ def check_kept(before: PartitionState, after: PartitionState) -> None:
         assert after.leader_epoch == before.leader_epoch + 1
 
 
+def test_a_cancelled_move_is_led_by_a_live_replica_from_before_or_is_refused() -> None:
+    moving = PartitionState(2, 7, (0, 1, 2), (), DISKS, 3, (0, 1), (2,), 0)
+    after = cancel(moving, {1, 2})
+    assert after is not None
+    assert (after.leader, after.leader_epoch) == (1, 8)
+    assert cancel(moving, {2}) is None
+
+
 def test_a_cancelled_growth_of_one_copy_is_led_again_once_its_broker_is_back() -> None:
     growing = PartitionState(0, 1, (0,), (), {0: "disk-0"}, 2, (0,), (0, 1))
     away = elect(growing, (0, 1), {1: "disk-1"}, unclean=False, min_insync=1)
