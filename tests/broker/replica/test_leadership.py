@@ -66,6 +66,15 @@ def test_the_watermark_does_not_move_below_min_insync() -> None:
     assert alone.watermark == 12
 
 
+def test_the_watermark_does_not_move_while_a_replica_outside_of_the_set_may_be_elected() -> None:
+    lowered = leading(0, min_insync=1)
+    lowered.adopt(PartitionState(0, 5, (0,), (2,), DIRECTORIES, 2))
+    assert lowered.is_below_min
+    assert not lowered.advance(12, 0)
+    lowered.adopt(state(0, version=3))
+    assert lowered.advance(12, 0)
+
+
 def test_the_watermark_counts_a_replica_that_may_have_joined() -> None:
     leadership = leading(0, 1, min_insync=1)
     fetched(leadership, 1, 12, 12)
@@ -167,7 +176,8 @@ def test_a_replica_joins_with_what_is_in_the_directory_of_its_registration() -> 
 
 def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
     leadership = Leadership(0, state(0, 1), ALL, 2, 10, 100, 10, now=100.0)
-    assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, -1, 10, 100)
+    for staged_end in (-1, 99):
+        assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, staged_end, 10, 100)
     assert leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, 100, 10, 100)
     leadership.fetched(1, "b", Pulse(101.0, 1), 10, True, 300, 10, 300)
     assert leadership.advance(10, 300)
@@ -213,6 +223,15 @@ def test_a_partition_with_one_replica_waits_for_nobody() -> None:
     assert alone.is_alone
     assert alone.watermark == 10
     assert not leading(0).is_alone
+
+
+def test_a_leader_is_not_alone_while_a_replica_that_was_taken_away_may_have_joined() -> None:
+    leadership = leading(0, min_insync=1)
+    leadership.asked_to_join(Joining(2, 1, "c"))
+    leadership.adopt(replace(state(0, version=2), replicas=(0,)))
+    assert not leadership.is_alone
+    leadership.nothing_asked()
+    assert leadership.is_alone
 
 
 def test_a_replica_that_was_removed_does_not_join_by_a_state_that_is_newer_than_the_assignment() -> None:
