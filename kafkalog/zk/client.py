@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
-from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
+from kazoo.handlers.threading import AsyncResult, KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import KazooRetry
 
@@ -34,6 +34,7 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 OUTSTANDING_MAX = 10_000
 """Maximum number of requests without an answer, queued or sent. A further request is refused."""
+_SILENT = "no answer yet"
 
 
 class Refused(Exception):
@@ -85,9 +86,13 @@ class Client(KazooClient):
         return self._connection.proven_at + self._connection.session_seconds
 
     @property
-    def unknown_hosts(self) -> tuple[str, ...]:
-        """The hosts whose names could not be resolved at the last attempt to connect."""
-        return self._connection.unknown_hosts
+    def why_unconnected(self) -> str:
+        """Why the last attempts to connect failed, as part of a sentence; for each host, if the reasons differ."""
+        failures = self._connection.failures
+        reasons = {f"{host}:{port}": failures.get((host, port), _SILENT) for host, port in self.hosts}
+        if len(set(reasons.values())) == 1:
+            return next(iter(reasons.values()))
+        return "; ".join(f"{host}: {reason}" for host, reason in reasons.items())
 
     def submit(self, request: Request[_Answer]) -> Pending[_Answer]:
         """Queue a request after the earlier ones.
@@ -128,6 +133,15 @@ class Client(KazooClient):
             super()._notify_pending(state)
 
 
+def _reason(error: Exception) -> str:
+    """Why an attempt to connect failed: the system's text of its error if there is one, else kazoo's."""
+    cause = error.__context__
+    if isinstance(error, KazooTimeoutError) or isinstance(cause, TimeoutError):
+        return "timed out"
+    text = (isinstance(cause, OSError) and cause.strerror) or str(error)
+    return text[0].lower() + text[1:]
+
+
 class _Connection(ConnectionHandler):
     """kazoo's connection. It sends the queued requests in kazoo's own thread, one for each call of `_send_request`."""
 
@@ -137,7 +151,10 @@ class _Connection(ConnectionHandler):
     _pinged_at = -math.inf
     proven_at = -math.inf  # when the last request, or ping, was sent that has been answered
     session_seconds = 0.0
-    unknown_hosts: tuple[str, ...] = ()
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        self.failures: dict[tuple[str, int], str] = {}  # of hosts, by (host, port), until a connection succeeds
 
     def start(self) -> None:
         super().start()
@@ -155,12 +172,19 @@ class _Connection(ConnectionHandler):
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
         found = super()._expand_client_hosts()
         known = {host for host, _, _ in found}
-        self.unknown_hosts = tuple(host for host, _ in self.client.hosts if host.strip() not in known)
+        for host, port in self.client.hosts:
+            if host not in known:
+                self.failures[host, port] = f"the name {host} cannot be resolved"
         return found
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
         began = time.monotonic()
-        read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        try:
+            read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        except (ConnectionDropped, KazooTimeoutError) as error:
+            self.failures[host, port] = _reason(error)
+            raise
+        self.failures = {}
         self._heard, self.proven_at = time.monotonic(), began
         self.session_seconds = read_timeout * 1.5 / 1000  # kazoo's is two thirds of the session's, in milliseconds
         return read_timeout, connect_timeout

@@ -69,6 +69,7 @@ adds some bytes when it forwards a request to its leader."""
 _CONNECTION_LOST = (ConnectionLossError, ConnectionClosedError, SessionExpiredError)
 _EPHEMERAL = 1
 _PARENT_ATTEMPTS = 3
+_WAIT_TOLD_SECONDS = 2.0
 _HEADER_BYTES = 8
 _ADDRESS = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+):(\d{1,5})$")
 
@@ -187,16 +188,26 @@ class ZooKeeperSession:
     def start(self) -> None:
         """Connect, and create the chroot if it is missing. Raises ZooKeeperUnreachable."""
         try:
-            self._client.start(timeout=self._connection_timeout)
+            self._client.start_async()
+            self._await_connection()
             self._ensure(self.address.chroot)
             self._client.chroot = self.address.chroot
-        except (KazooTimeoutError, ZooKeeperUnreachable):
+        except ZooKeeperUnreachable:
             self.close()
-            unknown = self._client.unknown_hosts
-            names = f"; {' and '.join(unknown)} cannot be resolved" if unknown else ""
-            raise ZooKeeperUnreachable(
-                address=self.address.hosts, reason=f"no connection within {self._connection_timeout:g} s{names}"
-            ) from None
+            raise
+
+    def _await_connection(self) -> None:
+        """Wait for the first connection; a long wait is logged. Raises ZooKeeperUnreachable."""
+        told = min(_WAIT_TOLD_SECONDS, self._connection_timeout)
+        if self._client.wait_connected(told):
+            return
+        if (left := self._connection_timeout - told) > 0:
+            reason = self._client.why_unconnected
+            log.warning("zookeeper_awaited", address=self.address.hosts, reason=reason, given_up_in_s=round(left))
+            if self._client.wait_connected(left):
+                return
+        reason = f"no connection within {self._connection_timeout:g} s: {self._client.why_unconnected}"
+        raise ZooKeeperUnreachable(address=self.address.hosts, reason=reason)
 
     def close(self) -> None:
         """End the session. Its ephemeral znodes are deleted at once. Safe to call twice."""

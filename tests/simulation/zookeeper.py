@@ -406,7 +406,7 @@ class _Connection:
 class Client:
     """As `kafkalog.zk.client.Client`: made by a fiber, for its process."""
 
-    unknown_hosts: tuple[str, ...] = ()
+    why_unconnected = "no answer yet"
 
     def __init__(self, server: Server, hosts: str, timeout: float, connection_retry: object) -> None:
         self._server = server
@@ -432,10 +432,8 @@ class Client:
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    def start(self, timeout: float) -> None:
+    def start_async(self) -> None:
         self._connect()
-        if not self._live.wait(timeout):
-            raise KazooTimeoutError("no connection")
 
     def stop(self) -> None:
         self._is_stopped = True

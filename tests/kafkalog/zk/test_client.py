@@ -184,10 +184,3 @@ def test_a_server_that_owes_answers_and_says_nothing_is_given_up(
     with pytest.raises(ConnectionDropped, match=r"no answer to anything for 5\.0 s"):
         sending.step(5.0)
     assert [path for path, _ in sending.sent] == ["/a", "/b"], "the third was not sent, and is known not to be"
-
-
-def test_hosts_without_an_address_are_named() -> None:
-    client = client_of("127.0.0.1:1,no-such-host.invalid:2")
-    assert client.unknown_hosts == ()
-    client._connection._expand_client_hosts()
-    assert client.unknown_hosts == ("no-such-host.invalid",)

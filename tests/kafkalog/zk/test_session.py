@@ -16,6 +16,7 @@ from broker.folder_lock import lock_folder
 from broker.local.zookeeper import EmbeddedZooKeeper
 from kafkalog.errors import InvalidSetting, TooLargeForZooKeeper, ZooKeeperNotAsked, ZooKeeperUnreachable
 from kafkalog.zk import client
+from kafkalog.zk import session as session_module
 from kafkalog.zk.client import Request
 from kafkalog.zk.session import (
     REQUEST_BYTES_MAX,
@@ -60,12 +61,6 @@ def test_a_connect_string_that_is_none_is_refused(text: str) -> None:
 def test_a_chroot_that_is_not_behind_the_last_host_alone_is_refused_and_written_as_it_must_be(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"give the chroot once, after the last host: h1:1,h2:2/a$"):
         parse_connect(text)
-
-
-def test_a_host_that_has_no_address_is_named() -> None:
-    session = ZooKeeperSession("no-such-host.invalid:1", connection_timeout_ms=1000)
-    with pytest.raises(ZooKeeperUnreachable, match=r"no-such-host\.invalid cannot be resolved"):
-        session.start()
 
 
 def test_znodes_are_made_read_written_and_removed_at_their_version(session: ZooKeeperSession) -> None:
@@ -161,17 +156,36 @@ def test_ephemeral_znodes_go_with_their_session(new_session: Callable[[], ZooKee
     one.close()
 
 
-def test_an_unreachable_zookeeper_is_reported_within_its_time_and_by_its_address() -> None:
+def test_an_unreachable_zookeeper_is_reported_within_its_time_with_its_address_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_module, "_WAIT_TOLD_SECONDS", 0.1)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        session = ZooKeeperSession(address, connection_timeout_ms=200)
+        session = ZooKeeperSession(address, connection_timeout_ms=300)
         began = time.monotonic()
         threads = threading.active_count()
-        with pytest.raises(ZooKeeperUnreachable, match=f"ZooKeeper at {address} is not reachable"):
+        with pytest.raises(ZooKeeperUnreachable) as raised:
             session.start()
         assert time.monotonic() - began < 10
         assert threading.active_count() <= threads
+    reason = "no connection within 0.3 s: connection refused"
+    assert str(raised.value) == f"ZooKeeper at {address} is not reachable: {reason}"
+    [told] = [record.getMessage() for record in caplog.records if "zookeeper_awaited" in record.getMessage()]
+    assert f'address={address} reason="connection refused"' in told
+
+
+def test_each_host_has_its_own_reason() -> None:
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as silent:
+        closed.bind(("127.0.0.1", 0))
+        hosts = [f"127.0.0.1:{each.getsockname()[1]}" for each in (closed, silent)] + ["no-such-host.invalid:1"]
+        session = ZooKeeperSession(",".join(hosts), session_timeout_ms=200, connection_timeout_ms=1000)
+        with pytest.raises(ZooKeeperUnreachable) as raised:
+            session.start()
+    reasons = ("connection refused", "timed out", "the name no-such-host.invalid cannot be resolved")
+    each = "; ".join(f"{host}: {reason}" for host, reason in zip(hosts, reasons, strict=True))
+    assert str(raised.value).endswith(f" is not reachable: no connection within 1 s: {each}")
 
 
 def test_a_start_that_gets_a_connection_and_no_answer_leaves_neither_it_nor_a_thread(
@@ -179,13 +193,13 @@ def test_a_start_that_gets_a_connection_and_no_answer_leaves_neither_it_nor_a_th
 ) -> None:
     session = ZooKeeperSession(f"127.0.0.1:{proxy.port}/never", session_timeout_ms=1500, request_timeout_ms=200)
     threads = set(threading.enumerate())
-    start = session._client.start
+    ensure = session._ensure
 
-    def start_and_hold(timeout: float) -> None:
-        start(timeout)
+    def hold_and_ensure(path: str) -> None:
         proxy.hold()
+        ensure(path)
 
-    monkeypatch.setattr(session._client, "start", start_and_hold)
+    monkeypatch.setattr(session, "_ensure", hold_and_ensure)
     with pytest.raises(ZooKeeperUnreachable):
         session.start()
     assert not session.connected
