@@ -199,9 +199,11 @@ class BrokerChild:
         return {"broker_id": self.broker_id, "ended": ended, "events": events}
 
     def begin_stop(self) -> None:
-        """Ask it to stop in order; `finish_stop` waits for it."""
+        """Ask it to stop in order; `finish_stop` waits for it. A suspended one is woken for that: it would not see the
+        request, and all would wait until it is killed."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
 
     def finish_stop(self) -> int | None:
         """Wait until it has stopped; returns its exit code."""

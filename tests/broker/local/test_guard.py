@@ -88,6 +88,14 @@ def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pyte
     assert child.finish_stop() is None
 
 
+def test_a_suspended_broker_is_woken_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_STOP_SECONDS", 5.0)
+    child = launched(tmp_path)
+    suspend(pid_of(child))
+    child.begin_stop()
+    assert child.finish_stop() == -signal.SIGTERM, "it has not begun to serve: the signal ends it"
+
+
 def test_lines_come_whole_and_one_after_the_other() -> None:
     reading, writing = os.pipe()
     lines = LineReader(reading, Patient())
