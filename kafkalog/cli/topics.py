@@ -95,8 +95,14 @@ def create(
         ("The partitions with a replica that is not in sync", "kafkalog topics list --under-replicated"),
     ],
 )
-@click.option("--under-replicated", is_flag=True, help="List the partitions with a replica that is not in sync.")
-@click.option("--offline", is_flag=True, help="List the partitions that no live broker leads.")
+@click.option(
+    "--under-replicated",
+    is_flag=True,
+    help="List the partitions with a replica that is not in sync; fail (exit code 1) if there is one.",
+)
+@click.option(
+    "--offline", is_flag=True, help="List the partitions that no live broker leads; fail (exit code 1) if there is one."
+)
 @bootstrap_option
 @json_option
 def list_topics(under_replicated: bool, offline: bool, bootstrap: str, as_json: bool) -> None:
@@ -112,8 +118,12 @@ def list_topics(under_replicated: bool, offline: bool, bootstrap: str, as_json: 
                 for each in topic.partitions
                 if (each.is_offline(live) if offline else each.is_under_replicated)
             ]
-            none = f"no partition is {'offline' if offline else 'under-replicated'}"
-            print_rows(found, ["topic", "partition", "leader", "replicas", "isr", "eligible"], as_json, none)
+            state = "offline" if offline else "under-replicated"
+            columns = ["topic", "partition", "leader", "replicas", "isr", "eligible"]
+            print_rows(found, columns, as_json, f"no partition is {state}")
+            if found:
+                is_state = f"{'is' if len(found) == 1 else 'are'} {state}"
+                raise KafkalogError(reason=f"{counted(len(found), 'partition')} {is_state}")
             return
         listed = admin.topics()
         extents = admin.extents()

@@ -34,7 +34,7 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
     assert re.search(rf"^ +0 +{leader} +0 +{leader}, {follower} +\d, \d +0 +0 +\d+$", text, re.MULTILINE), text
     for state in ("under-replicated", "offline"):
         listed = Ran(capfdbinary, "topics", "list", f"--{state}")
-        assert (listed.out, listed.err) == ("", f"no partition is {state}\n")
+        assert (listed.code, listed.out, listed.err) == (0, "", f"no partition is {state}\n")
     assert Ran(capfdbinary, "topics", "list", "--under-replicated", "--offline").code == 2
 
     with Admin(brokers.bootstrap_servers) as admin:
@@ -42,12 +42,15 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
         waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_under_replicated)
         listed = Ran(capfdbinary, "topics", "list", "--under-replicated")
         assert re.search(rf"^t +0 +{leader} +{leader}, {follower} +{leader} +{follower}$", listed.out, re.MULTILINE)
+        listed.fails_with("kafkalog: 1 partition is under-replicated\n")
         assert Ran(capfdbinary, "topics", "list", "--offline").out == ""
         brokers.kill(leader)
         waited_for(lambda: {broker.broker_id for broker in admin.describe_cluster().brokers} == set(brokers.running))
         waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_offline(brokers.running))
         waited_for(lambda: admin.describe_controller() in brokers.running)
-    [row] = json.loads(Ran(capfdbinary, "topics", "list", "--offline", "--json").out)
+    listed = Ran(capfdbinary, "topics", "list", "--offline", "--json")
+    listed.fails_with("kafkalog: 1 partition is offline\n")
+    [row] = json.loads(listed.out)
     assert (row["topic"], row["partition"], row["replicas"]) == ("t", 0, [leader, follower])
     [left] = brokers.running
     found = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
