@@ -38,6 +38,10 @@ from kafkalog.wire.service import METHODS
 if TYPE_CHECKING:
     import grpc
 
+# Read when gRPC is imported, which is later. Its failures are raised as errors; what it logs besides, such as of a fork
+# beside a call, is written to the user's stderr.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 _RPC_MESSAGE_MAX = 64 << 20
 _CHANNEL_END_SECONDS = 0.02
 _KEEPALIVE_MS = 2_000

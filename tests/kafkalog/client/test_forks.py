@@ -180,3 +180,38 @@ with Admin({cluster.bootstrap_servers!r}) as admin:
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
+
+
+_FORK_BESIDE_A_CALL = """
+import os, socket, sys, threading
+from kafkalog.errors import BrokerUnreachable
+from kafkalog.net.control import ControlConnection
+from kafkalog.wire import broker_pb2
+
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    control = ControlConnection("127.0.0.1", silent.getsockname()[1], connect_timeout_ms=1000)
+    ended = threading.Event()
+    call = control.begin("DescribeCluster", broker_pb2.DescribeClusterRequest(), 60_000, ended.set)
+    calling, _ = silent.accept()
+    waiting = threading.Thread(target=ended.wait)
+    waiting.start()
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+    call.cancel()
+    waiting.join()
+    control.close()
+"""
+
+
+@pytest.mark.parametrize("verbosity", [None, "info"])
+def test_grpc_writes_nothing_to_stderr_unless_the_user_asked_for_it(verbosity: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    if verbosity is not None:
+        environment["GRPC_VERBOSITY"] = verbosity
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK_BESIDE_A_CALL], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ("fork_posix.cc" in ran.stderr) == (verbosity is not None), ran.stderr
+    assert verbosity is not None or ran.stderr == ""
