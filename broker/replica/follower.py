@@ -184,6 +184,7 @@ class _Link:
 
     def _run(self) -> None:
         backoff = Backoff(0.05, 1.0)
+        said = ""  # why there is no connection; a leader that stays away is worth one line
         leader_id = self._fetcher.leader_id
         try:
             while True:
@@ -194,11 +195,14 @@ class _Link:
                 try:
                     self._connect()
                     backoff.reset()
+                    said = ""
                     self._exchange()
                 except KafkalogError as error:
                     if self._stopping:
                         return
-                    log.info("replica_link_interrupted", leader=leader_id, reason=str(error))
+                    if str(error) != said:
+                        said = str(error)
+                        log.info("replica_link_interrupted", leader=leader_id, reason=said)
                 except Exception:  # a defect: the followers go on after a pause
                     log.exception("replica_link_failed", leader=leader_id)
                 finally:
