@@ -45,6 +45,7 @@ from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.config import read_properties
 from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed, ZooKeeperUnreachable
 from kafkalog.events import get_logger, log_to_stderr
+from kafkalog.net.tcp import plain_reason
 from kafkalog.versions import FORMATS
 from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord
@@ -54,6 +55,14 @@ log = get_logger(__name__)
 
 _GRACE_SECONDS = 10.0
 _HANDOVER_SECONDS = 10.0
+
+
+def _check_resolves(host: str) -> None:
+    """Warn of an advertised name that is unknown here: clients elsewhere may know it, but seldom do."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        log.warning("advertised_host_unknown", host=host, reason=plain_reason(error))
 
 
 def version() -> str:
@@ -151,9 +160,11 @@ class Broker:
         directory.claim(cluster_id, settings.broker_id)
 
         assert directory.directory_id is not None
+        address = settings.advertised_host or settings.host
+        _check_resolves(address)
         record = BrokerRecord(
             broker_id=settings.broker_id,
-            host=settings.advertised_host or settings.host,
+            host=address,
             grpc_port=self.grpc_port,
             data_port=self.data_port,
             rack=settings.rack or "",

@@ -216,6 +216,15 @@ def test_a_broker_that_cannot_sync_what_it_recovers_does_not_start_and_never_reg
     assert not fails and not registered
 
 
+def test_an_advertised_name_that_cannot_be_resolved_is_warned_of(
+    start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_broker()
+    assert "advertised_host_unknown" not in caplog.text
+    start_broker(1, advertised_host="no-such-host.invalid")
+    assert 'advertised_host_unknown host=no-such-host.invalid reason="' in caplog.text
+
+
 def test_one_broker_is_the_controller_until_it_stops(start_broker: StartBroker) -> None:
     one, other = start_broker(0), start_broker(1)
     session = other.broker.host.metadata.session
