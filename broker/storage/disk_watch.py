@@ -89,11 +89,15 @@ class _WatchedDisk(Disk):
         def watched(name: str) -> Callable[..., Any]:
             def call(*given: Any, **named: Any) -> Any:
                 thread = get_ident()
+                outer = in_flight.get(thread)  # what a garbage collection closes may be closed amid another call
                 in_flight[thread] = name, number()
                 try:
                     return getattr(disk, name)(*given, **named)
                 finally:
-                    del in_flight[thread]
+                    if outer is None:
+                        del in_flight[thread]
+                    else:
+                        in_flight[thread] = outer
 
             return call
 

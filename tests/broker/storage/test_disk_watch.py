@@ -51,6 +51,26 @@ def test_a_call_that_does_not_return_is_reported_once(
     assert reported.empty()
 
 
+def test_a_call_amid_another_leaves_that_watched(watched: Watched, tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    os.mkfifo(tmp_path / "pipe")
+
+    class ThenWaits:
+        def __fspath__(self) -> str:
+            disk.close(disk.open(tmp_path / "x"))
+            return str(tmp_path / "pipe")
+
+    disk, reported = watched(0.05)
+    opened: list[int] = []
+    thread = threading.Thread(target=lambda: opened.append(disk.open(ThenWaits())))  # type: ignore[arg-type]
+    thread.start()
+    assert "open has not returned" in str(reported.get(timeout=30))
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    thread.join()
+    os.close(writer)
+    disk.close(opened[0])
+
+
 def test_calls_that_return_are_not_reported_however_many_there_are(watched: Watched, tmp_path: Path) -> None:
     disk, reported = watched(0.3)
     fd = disk.create(tmp_path / "x")
