@@ -13,6 +13,8 @@ Threads:
   and deletions run while appends continue.
 - `_flush_lock` is taken before `_lock`. It lets one flush run at a time.
 - `_save_lock` is taken before `_flush_lock`. Indexes and states are saved, and segments deleted, under it.
+- `on_flushed` is called with none of them held. It takes the locks of the partition, which are taken before all of
+  these: the partition truncates its log while its role must not change.
 - Reads take no lock. They use an immutable `View`, which is replaced as a whole after the bytes that it describes are
   written.
 
@@ -100,7 +102,7 @@ class Log:
         settings: the topic's current settings; `update_settings` changes them.
         reader: reads the log. It has the view, which is replaced as a whole after each change.
         on_flushed: called without arguments after each flush, and when the directory failed. It may be called on any
-            thread. The caller holds no lock that an append or a flush needs.
+            thread. The caller holds no lock of the log.
     """
 
     def __init__(
@@ -707,7 +709,7 @@ class Log:
     def flush_to(self, offset: int) -> None:
         """Flush, unless every record before an offset is already flushed. A flush that is running is waited for."""
         if self._flushed_offset < offset:
-            self._flush(offset)
+            self._flush_and_tell(offset)
 
     def flush(self) -> None:
         """fdatasync all appended bytes. Save the indexes of full segments and the state of the producers, unless
@@ -717,17 +719,23 @@ class Log:
             StorageFailed: the directory is out of service from now on.
             DiskFull: a segment could not be renamed; try again.
         """
-        self._flush()
+        self._flush_and_tell()
         if self._unsaved_rolls and self._save_lock.acquire(blocking=False):
             try:
                 self._save_rolls()
             finally:
                 self._save_lock.release()
 
-    def _flush(self, offset: int | None = None) -> None:
+    def _flush_and_tell(self, offset: int | None = None) -> None:
+        """Flush, unless every record before an offset is already flushed; without a lock held."""
+        if self._flush(offset):
+            self.on_flushed()
+
+    def _flush(self, offset: int | None = None) -> bool:
+        """`_flush_and_tell` without telling, for those who hold `_save_lock`; returns whether to tell."""
         with self._flush_lock:
             if offset is not None and self._flushed_offset >= offset:
-                return
+                return False
             with self._lock:
                 self._check_usable()
                 self._flush_asked = self._flush_timed = False
@@ -742,7 +750,22 @@ class Log:
                 self._sync(segment)
                 with self._lock:
                     self._mark_flushed(target, segment, position)
-        self.on_flushed()
+        return True
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Hold `_save_lock` during the `with` block, and tell of what was flushed in it, if anything, after that."""
+        told_offset = flushed_offset = 0
+        try:
+            with self._save_lock:
+                told_offset = self._flushed_offset
+                try:
+                    yield
+                finally:
+                    flushed_offset = self._flushed_offset
+        finally:
+            if flushed_offset > told_offset:
+                self.on_flushed()
 
     def _sync(self, segment: Segment) -> None:
         file = segment.share_file()
@@ -807,7 +830,7 @@ class Log:
             Closed: the log is closed.
             DiskFull: the next start will take longer.
         """
-        with self._save_lock:
+        with self._saving():
             with self._lock:
                 self._check_usable()
                 end_offset, active = self._end_offset, self._active
@@ -830,7 +853,7 @@ class Log:
 
     def apply_retention(self) -> int:
         """Delete segments by retention.ms and retention.bytes, none after the high watermark; returns their number."""
-        with self._save_lock:
+        with self._saving():
             with self._lock:
                 self._check_usable()
                 count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
@@ -858,7 +881,7 @@ class Log:
         Raises:
             OffsetOutOfRange: the offset is negative or after the end.
         """
-        with self._save_lock:
+        with self._saving():
             with self._lock:
                 self._check_usable()
                 view = self.reader.view
@@ -1267,7 +1290,7 @@ class Log:
         """
         decided = False
         try:
-            with self._save_lock:
+            with self._saving():
                 self._flush()  # a roll that is not synced renames its segment later
                 self._save_rolls()
                 with self._lock:

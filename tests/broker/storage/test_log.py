@@ -576,6 +576,46 @@ def test_roll_flushes_and_tells(directory: LogDirectory, clock: ManualClock) -> 
     assert log.flushed_offset == 2
 
 
+def _replace_the_first_segment(log: Log) -> bool:
+    first = log.view.segments[0]
+    replacement = log.begin_replacement([first])
+    assert replacement is not None
+    replacement.append(log.read_segment(first, 0, first.size))
+    replacement.complete()
+    return log.replace(replacement)
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        Log.checkpoint,
+        Log.close,
+        Log.apply_retention,
+        lambda log: log.delete_before(log.end_offset - 1),
+        _replace_the_first_segment,
+    ],
+    ids=["checkpoint", "close", "retention", "deletion", "replacement"],
+)
+def test_who_is_told_of_a_flush_may_wait_for_a_truncation(
+    directory: LogDirectory, saves: Callable[[Log], object]
+) -> None:
+    log = open_log(directory, topic(retention_bytes=4096))
+    fill(log, 100)
+    assert len(log.view.segments) > 2
+    told: list[int] = []
+
+    def on_flushed() -> None:
+        truncation = threading.Thread(target=log.truncate_to, args=(log.end_offset,), daemon=True)
+        truncation.start()
+        truncation.join(10)
+        assert not truncation.is_alive()
+        told.append(log.flushed_offset)
+
+    log.on_flushed = on_flushed
+    saves(log)
+    assert told == [100]
+
+
 # --- appends while the disk is slow ----------------------------------------------------------------------------------
 
 
