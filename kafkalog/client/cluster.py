@@ -681,14 +681,15 @@ class Cluster:
     def leader_of(
         self, partition: TopicPartition, topic_id: bytes | None = None, *, patient: bool = True
     ) -> tuple[TopicInfo, BrokerInfo]:
-        """A partition's topic and leader as last reported.
+        """A partition's topic and leader as last reported; as they are now if that does not fit.
 
         Raises:
             UnknownTopicId: the topic of that name has another id.
             UnknownTopic, UnknownPartition, LeaderNotAvailable.
         """
         topic = self.topic(partition.topic, patient=patient)
-        if partition.partition >= len(topic.partitions):  # it may have been added since
+        is_other = topic_id is not None and topic.topic_id != topic_id
+        if is_other or partition.partition >= len(topic.partitions):  # it may have been created again, or added since
             [topic] = self.describe_topics([partition.topic], patient=patient)
         if topic_id is not None and topic.topic_id != topic_id:
             raise UnknownTopicId(topic_id=topic_id.hex())

@@ -30,6 +30,7 @@ from kafkalog.errors import (
     UnknownTopicId,
     ZooKeeperUnreachable,
 )
+from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
@@ -560,6 +561,27 @@ def test_a_leader_of_an_older_epoch_is_not_taken_for_the_newest(connected: Clust
     anew = topic((0, 0), topic_id=b"u" * 16)
     connected.remember(anew)
     assert connected.known_topic("t") is anew
+
+
+def test_a_topic_that_was_created_again_is_looked_up_before_its_id_is_called_unknown(connected: Cluster) -> None:
+    described = pb.TopicDescription(name="t", topic_id=b"o" * 16, partitions=[pb.PartitionDescription(leader=1)])
+    asked: list[str] = []
+
+    def ask(method: str, *_: object, **__: object) -> object:
+        asked.append(method)
+        return pb.TopicDescriptions(topics=[described])
+
+    asking: Any = connected
+    asking.call = ask
+    partition = TopicPartition("t", 0)
+    connected.leader_of(partition, b"o" * 16)
+    described.topic_id = b"n" * 16
+    assert connected.leader_of(partition, b"n" * 16)[0].topic_id == b"n" * 16
+    connected.leader_of(partition, b"n" * 16)
+    assert len(asked) == 2
+    with pytest.raises(UnknownTopicId):
+        connected.leader_of(partition, b"o" * 16)
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize(("was_answered", "seconds"), [(False, 12), (True, 20)])
