@@ -564,6 +564,7 @@ class Producer:
         for queue, each in zip(route.queues, info.partitions, strict=False):
             if queue.topic_id != info.topic_id:
                 queue.retarget(info.topic_id)
+                self._has_work(queue, 0.0)
             if queue.leader != each.leader:
                 self._move(queue, each.leader)
         route.count = len(info.partitions)

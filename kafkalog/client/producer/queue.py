@@ -379,7 +379,7 @@ class PartitionQueue:
             self.failing_since = now
 
     def leader_changed(self) -> None:
-        """Another broker leads the partition: send at once, instead of after the pause."""
+        """Another leader, or another topic's, gets the batches: send at once, instead of after the pause."""
         self._retry_at = 0.0
         self._backoff.reset()
 
@@ -438,14 +438,15 @@ class PartitionQueue:
         )
 
     def retarget(self, topic_id: bytes) -> None:
-        """Continue with a topic that was created again under the name. Batches sent to the old topic are lost with it,
-        and are sent again. Does nothing while an answer is awaited."""
+        """Continue at once with a topic that was created again under the name. Batches sent to the old topic are lost
+        with it, and are sent again. Does nothing while an answer is awaited."""
         if self.in_flight:
             return
         self.topic_id = topic_id
         for batch in self.unacked:
             batch.lost = batch.maybe_written = False
         self._renumber()  # a gap was closed when the last answer came
+        self.leader_changed()
 
     def clear(self) -> list[Batch]:
         """Give up and return all batches that are left, also those in flight; their answers are then ignored.

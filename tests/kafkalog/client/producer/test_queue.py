@@ -566,9 +566,10 @@ def test_a_topic_created_again_gets_everything_that_is_left_from_sequence_0() ->
     queue.retarget(b"j" * 16)
     assert queue.topic_id != b"j" * 16, "an answer is awaited"
     queue.refused(first, UnknownTopicId(topic_id="69"), now=0.0)
+    assert queue.is_held(0.0)
     queue.retarget(b"j" * 16)
     assert queue.topic_id == b"j" * 16
-    assert queue.take(10.0, 1 << 20) == [first]
+    assert queue.take(0.0, 1 << 20) == [first], "the new topic has not failed"
     queue.acked(first)
     assert queue.take(10.0, 1 << 20) == [second]
     assert [(batch.identity, batch.sequence) for batch in (first, second)] == [(Identity(7, 1), 0), (Identity(7, 1), 1)]
