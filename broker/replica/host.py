@@ -119,6 +119,8 @@ class Host:
         # Logs that were lost and begun anew, with the directories that their states had then. A state has it until the
         # replica has joined the in-sync set.
         self._begun_anew: dict[PartitionKey, str | None] = {}
+        # Partitions that have left the sets after a loss, and could not be opened since.
+        self._left: set[PartitionKey] = set()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
         self.on_joinable: Callable[[], object] = lambda: None
@@ -323,6 +325,7 @@ class Host:
                     turn.failed[number] = error
                     continue
                 hosted[topic.topic_id, number] = partition
+                self._left.discard((topic.topic_id, number))
                 if number in turn.departing:
                     partition.forget_copies()
             for number in (*turn.failed, *turn.moved):
@@ -402,11 +405,23 @@ class Host:
         """Leave the in-sync sets and the eligible replicas of partitions whose records may be missing here (rules 7 and
         8 of docs/REPLICATION.md). Then drop what is left of the logs that are lost. Returns the topic with the states
         after that."""
-        topic = self._leave_sets(topic, turn, turn.departing)
+        # Who left before is still out, unless it was elected: no leader lets a replica join that does not fetch.
+        are_out = {
+            number: state
+            for number, state in turn.departing.items()
+            if number not in turn.anew
+            and (topic.topic_id, number) in self._left
+            and self.broker_id not in (state.leader, *state.isr, *state.eligible)
+        }
+        turn.departing = {number: state for number, state in turn.departing.items() if number not in are_out}
+        if turn.departing:
+            topic = self._leave_sets(topic, turn, turn.departing)
+            self._left |= {(topic.topic_id, number) for number in turn.departing}
         for number in turn.anew & turn.departing.keys():
             self._directory.replace_log(topic.topic_id, number, f"{topic.name}-{number}", 0)
             self._directory.trust_log(topic.topic_id, number)
             self._begun_anew[topic.topic_id, number] = topic.states[number].directories.get(self.broker_id)
+        turn.departing |= are_out
         return topic
 
     def _depart_without_staged(self, topic: TopicRecord, turn: _Turn, opened: Mapping[int, Partition]) -> TopicRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -679,6 +680,38 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
     assert failures and "replica_left_the_sets" in caplog.text
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
     assert staged_on_each(brokers, topic) == [[(1, length)]] * 3
+
+
+def test_a_broker_leaves_the_sets_once_after_a_loss_of_power_though_a_log_cannot_be_opened(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It left them, and ended its registration, at each attempt to open the log."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    lost = next(number for number, each in brokers.items() if each is not leader)
+    brokers.pop(lost).stop(clean=False)
+    real = LogDirectory.open_log
+    real_raise, attempts = Registration.raise_epoch, itertools.count()
+    raised: list[Registration] = []
+
+    def open_log(self: LogDirectory, *given: Any, **named: Any) -> Log:
+        if next(attempts) < 2:
+            raise errors.DiskFull(directory=str(self.path))
+        return real(self, *given, **named)
+
+    def raise_epoch(self: Registration) -> None:
+        raised.append(self)
+        real_raise(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        patched.setattr(LogDirectory, "open_log", open_log)
+        patched.setattr(Registration, "raise_epoch", raise_epoch)
+        brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
+        waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
+    waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
+    assert caplog.text.count("replica_left_the_sets") == len(raised) == 1
 
 
 def test_after_all_lost_power_the_first_one_back_leads_what_was_synced_though_something_was_staged(
