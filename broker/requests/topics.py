@@ -299,6 +299,7 @@ def _describe(
     description.name = topic.name
     description.topic_id = topic.topic_id
     description.created_us = topic.created_us
+    description.created_zxid = topic.created_zxid
     description.version = topic.version
     description.behind = host.is_behind(topic.name)
     description.config.update(topic.config)

@@ -161,7 +161,8 @@ class PartitionInfo(NamedTuple):
 
 class TopicInfo(NamedTuple):
     """A topic. `config` has the settings that were set, `effective` all settings with their values in force, as text.
-    `behind`: in the result of a change, the brokers of its partitions that have not followed yet."""
+    `behind`: in the result of a change, the brokers of its partitions that have not followed yet.
+    `created_zxid`: higher than that of any topic that had the name before; 0: not known."""
 
     name: str
     topic_id: bytes
@@ -170,6 +171,7 @@ class TopicInfo(NamedTuple):
     partitions: tuple[PartitionInfo, ...]
     created_us: int
     behind: tuple[int, ...] = ()
+    created_zxid: int = 0
 
     @property
     def max_message_bytes(self) -> int:
@@ -216,6 +218,7 @@ def topic_info(description: pb.TopicDescription) -> TopicInfo:
             for each in description.partitions
         ),
         description.created_us,
+        created_zxid=description.created_zxid,
     )
 
 
@@ -603,9 +606,8 @@ class Cluster:
         errors = [error_from_wire(missing[name].error) for name in missing if name not in found]
         for name in missing:
             self.forget(name)
-        topics = {name: topic_info(description) for name, description in found.items()}
-        self.remember(*topics.values())
-        return topics, errors
+        topics = self.remember(*map(topic_info, found.values()))
+        return {topic.name: topic for topic in topics}, errors
 
     def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
         """The topics that other brokers know: a new topic is not known to all brokers at once."""
@@ -625,15 +627,19 @@ class Cluster:
             found.update({each.name: each for each in reply.topics if not each.HasField("error")})
         return found
 
-    def remember(self, *topics: TopicInfo) -> None:
-        """Keep reported descriptions of topics. A leader of an older epoch than that which is known is not taken in: a
-        broker that is cut off from ZooKeeper reports it, and it would serve a log without the newest records."""
+    def remember(self, *topics: TopicInfo) -> list[TopicInfo]:
+        """Keep reported descriptions of topics, and return what is then known of each. What is older than that which is
+        known is not taken in: a broker that is cut off from ZooKeeper reports it. A leader of an older epoch would
+        serve a log without the newest records. A topic that was deleted and created again would seem to be another one
+        twice, and records whose outcome is unknown would be sent again as new ones."""
         now = time.monotonic()
+        newest: list[TopicInfo] = []
         with self._lock:
             for topic in topics:
                 known = self._topics.get(topic.name)
-                newest = topic if known is None else _with_newest_leaders(topic, known[0])
-                self._topics[topic.name] = (newest, now)
+                newest.append(topic if known is None else _newest(topic, known[0]))
+                self._topics[topic.name] = (newest[-1], now)
+        return newest
 
     def forget(self, name: str) -> None:
         """Drop a topic from the cache: it is fetched again when it is next needed."""
@@ -878,10 +884,11 @@ def _side_by_side(
             attempt.give_up()
 
 
-def _with_newest_leaders(topic: TopicInfo, known: TopicInfo) -> TopicInfo:
-    """A description of a topic, with the partitions of another one that have a newer leader."""
+def _newest(topic: TopicInfo, known: TopicInfo) -> TopicInfo:
+    """The one of two topics of one name that was created later; if both are the same, the first description, with the
+    partitions of the other one that have a newer leader."""
     if topic.topic_id != known.topic_id:
-        return topic
+        return known if 0 < topic.created_zxid < known.created_zxid else topic
     newer = {
         each.partition: each
         for each, reported in zip(known.partitions, topic.partitions, strict=False)

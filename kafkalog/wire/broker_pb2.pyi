@@ -116,7 +116,7 @@ class TopicDescriptions(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ..., is_uncertain: _Optional[bool] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
-    __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us", "version", "behind")
+    __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us", "version", "behind", "created_zxid")
     class ConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class TopicDescription(_message.Message):
     CREATED_US_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
+    CREATED_ZXID_FIELD_NUMBER: _ClassVar[int]
     error: _dataport_pb2.Error
     name: str
     topic_id: bytes
@@ -149,7 +150,8 @@ class TopicDescription(_message.Message):
     created_us: int
     version: int
     behind: bool
-    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ..., version: _Optional[int] = ..., behind: _Optional[bool] = ...) -> None: ...
+    created_zxid: int
+    def __init__(self, error: _Optional[_Union[_dataport_pb2.Error, _Mapping]] = ..., name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., config: _Optional[_Mapping[str, str]] = ..., partitions: _Optional[_Iterable[_Union[PartitionDescription, _Mapping]]] = ..., effective: _Optional[_Mapping[str, str]] = ..., created_us: _Optional[int] = ..., version: _Optional[int] = ..., behind: _Optional[bool] = ..., created_zxid: _Optional[int] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
     __slots__ = ("partition", "leader", "leader_epoch", "replicas", "isr", "error", "extent", "eligible", "adding", "removing", "target", "throttled_rate", "copies")

@@ -144,6 +144,7 @@ class TopicRecord:
             its state: `replicas_of` knows both.
         states: by partition number; none for a partition until its leader has opened the log.
         version: of the topic's znode, for the next write.
+        created_zxid: of the topic's znode; 0 before it is read. Of topics of one name the newest has the highest.
         deleted: the topic is deleted, but its znodes are not all removed yet.
         unknown: the fields of the topic's znode that this version does not know.
     """
@@ -155,6 +156,7 @@ class TopicRecord:
     created_us: int
     states: Mapping[int, PartitionState] = field(default_factory=dict)
     version: int = 0
+    created_zxid: int = field(default=0, compare=False)
     deleted: bool = False
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -366,6 +368,7 @@ def _parse_topic(name: str, content: bytes, stat: Any) -> TopicRecord:
             replicas=[tuple(fields["partitions"][str(number)]) for number in range(len(fields["partitions"]))],
             created_us=fields["created_us"],
             version=stat.version,
+            created_zxid=stat.czxid,
             deleted=bool(fields.get("deleted")),
             unknown=unknown_in(fields, _TOPIC_FIELDS),
         )

@@ -65,6 +65,17 @@ def test_new_partitions_begin_where_the_fewest_are(start_broker: StartBroker) ->
     assert list(two.described("a").partitions[4].replicas) == [1]
 
 
+def test_a_topic_that_is_created_again_is_described_as_the_newer_one(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    broker.new_topic("t")
+    old = broker.described("t")
+    altered = broker.stub.AlterTopic(pb.AlterTopicRequest(name="t", set={"retention.ms": "5"}), timeout=30)
+    assert altered.created_zxid == old.created_zxid > 0
+    broker.stub.DeleteTopic(pb.DeleteTopicRequest(name="t"), timeout=30)
+    broker.new_topic("t")
+    assert broker.described("t").created_zxid > old.created_zxid
+
+
 def test_a_leader_epoch_that_was_raised_is_described(start_broker: StartBroker) -> None:
     broker = start_broker()
     broker.new_topic("t")

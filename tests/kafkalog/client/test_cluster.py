@@ -563,6 +563,21 @@ def test_a_leader_of_an_older_epoch_is_not_taken_for_the_newest(connected: Clust
     assert connected.known_topic("t") is anew
 
 
+def test_a_deleted_topic_is_not_taken_for_the_one_that_was_created_again_under_its_name(connected: Cluster) -> None:
+    """A broker that is behind reports it."""
+
+    def description(topic_id: bytes, created_zxid: int) -> pb.TopicDescription:
+        return pb.TopicDescription(name="t", topic_id=topic_id * 16, created_zxid=created_zxid)
+
+    reported = {"old": description(b"o", 7), "new": description(b"n", 9), "unread": description(b"u", 0)}
+    asking: Any = connected
+    for said, known in (("old", "old"), ("new", "new"), ("old", "new"), ("new", "new"), ("unread", "unread")):
+        asking.call = lambda *_, said=said, **__: pb.TopicDescriptions(topics=[reported[said]])
+        [found] = connected.describe_topics(["t"])
+        assert found == connected.known_topic("t")
+        assert found.topic_id == reported[known].topic_id
+
+
 def test_a_topic_that_was_created_again_is_looked_up_before_its_id_is_called_unknown(connected: Cluster) -> None:
     described = pb.TopicDescription(name="t", topic_id=b"o" * 16, partitions=[pb.PartitionDescription(leader=1)])
     asked: list[str] = []

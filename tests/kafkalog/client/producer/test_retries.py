@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.producer.queue import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
+from kafkalog.wire import broker_pb2 as pb
 from tests.proxy import proxied
 from tests.reading import messages_of
 from tests.threads import join_all
@@ -141,6 +143,38 @@ def test_appends_whose_answers_are_lost_are_not_written_twice(cluster: LocalClus
             proxy.cut()
         sending.stop()
     assert_all_there_once_in_order(cluster, topic, sending)
+
+
+def test_what_a_broker_that_is_behind_says_of_a_deleted_topic_doubles_nothing(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what the first look-up finds after the connection is lost, in the pause before the batch is sent again."""
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, linger_ms=0, retry_backoff_ms=200) as producer,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        admin.create_topic(topic, partitions=1)
+        request = pb.DescribeTopicsRequest(names=[topic])
+        before = through.call("DescribeTopics", request)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=1)
+        producer.send(topic, b"0").result(30)
+        proxy.hold_answers()
+        unknown = producer.send(topic, b"1")
+        poll = threading.Event()
+        while admin.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset != 2:
+            poll.wait(0.005)
+        call, said_before = through.call, [before]
+
+        def behind(method: str, *given: Any, **more: Any) -> Any:
+            return said_before.pop() if method == "DescribeTopics" and said_before else call(method, *given, **more)
+
+        monkeypatch.setattr(through, "call", behind)
+        proxy.cut()
+        unknown.result(30)
+        assert not said_before
+    assert read_numbers(cluster, topic) == [[0, 1]]
 
 
 def test_kill_9_of_the_broker_loses_and_doubles_nothing(own_cluster: LocalCluster, topic: str) -> None:
