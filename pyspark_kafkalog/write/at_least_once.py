@@ -38,6 +38,7 @@ def write_rows(
     key = key_of(options.bootstrap_servers, options.client)
     producer = _producers.pop(key, None) or new_producer(options)
     try:
+        producer.look_up_again()  # a topic may have been created again since the last task
         unacknowledged: deque[TableDelivery] = deque()
         for batch in batches:
             for topic, records in batches_by_topic(batch, columns, options.topic):

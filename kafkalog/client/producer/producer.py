@@ -513,6 +513,18 @@ class Producer:
 
     # --- topics and brokers
 
+    def look_up_again(self) -> None:
+        """Look up the topics that records were sent to, in one request: records for one that was created again go to
+        the new topic at once. What cannot be looked up now stays as it was."""
+        if names := self._lock.run(self._topics_sent_to):
+            with suppress(KafkalogError):
+                self._cluster.describe_topics(names, patient=False)
+            self._accumulator.call_back(self._lock.run(self._taken_in_and_finished))
+
+    def _taken_in_and_finished(self) -> list[Batch]:
+        """Lock held: the batches to call back for, after the cluster's metadata is applied."""
+        return self._accumulator.finish(self._take_in_topics())
+
     def _route(self, topic: str) -> _Route:
         """The route to a topic that nothing was sent to before. Raises UnknownTopic, BrokerUnreachable."""
         arguments.text("topic", topic)

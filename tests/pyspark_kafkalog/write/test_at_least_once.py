@@ -38,6 +38,27 @@ def test_rows_of_several_batches_keep_their_order_and_the_producer_is_kept(
     assert [message.value for message in messages_in(topic)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
+def test_the_next_task_finds_a_topic_that_was_created_again_by_one_call(
+    admin: Admin, sink: SinkOptions, kept: dict[Any, Any], topic: str, messages_in: MessagesIn,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    write_rows(iter([rows(b"old")]), sink, ("value",))
+    [producer] = kept.values()
+    admin.delete_topic(topic)
+    admin.create_topic(topic, partitions=1)
+    call, called = producer._cluster.call, []
+
+    def counted(method: str, *given: Any, **more: Any) -> Any:
+        called.append(method)
+        return call(method, *given, **more)
+
+    monkeypatch.setattr(producer._cluster, "call", counted)
+    write_rows(iter([rows(b"0"), rows(b"1")]), sink, ("value",))
+    assert [message.value for message in messages_in(topic)] == [b"0", b"1"]
+    assert called == ["DescribeTopics"]
+    assert caplog.messages == []
+
+
 def test_rows_go_to_the_topics_that_they_name(
     admin: Admin, options: dict[str, str], new_topic: Callable[[], str], kept: dict[Any, Any], messages_in: MessagesIn
 ) -> None:
@@ -69,10 +90,10 @@ def test_a_row_that_fails_fails_the_task_however_late_it_is_told(
 ) -> None:
     write_rows(iter([rows(b"v")]), sink, ("value",))  # so that the client knows the topic, and its limit as it is now
     [producer] = kept.values()
-    admin.alter_topic(topic, {"max.message.bytes": 10_000})
     end = admin.list_offsets({TopicPartition(topic, 0): "latest"})
 
     def batches() -> Iterator[pa.RecordBatch]:
+        admin.alter_topic(topic, {"max.message.bytes": 10_000})
         yield rows(b"x" * 20_000)
         if comes == "while rows come":
             with pytest.raises(BatchTooLarge):
