@@ -583,6 +583,7 @@ class _Showing:
         self._shown = self._looked_at = 0
         self._look_due = 0.0
         self._interrupts = 0
+        self._is_hung_up = False  # by SIGHUP, and nothing else has come yet
         self._is_writing = self._is_finishing = self._is_over = False
         self._ends: dict[TopicPartition, int] = {}
         self._reading: set[TopicPartition] = set()  # without those that are at their end
@@ -792,9 +793,12 @@ class _Showing:
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler: the first lets a line be written whole, which the reader would take for a record. The
         second ends at once, also if the reader does not read. A closing terminal sends SIGHUP several times, and after
-        a Ctrl-C too, so that is never the second."""
-        if self._interrupts and number == signal.SIGHUP:
+        a Ctrl-C too, so that is never the second; nor is what follows it, because Python calls the handlers of signals
+        that came together in the order of their numbers."""
+        if self._interrupts and (number == signal.SIGHUP or self._is_hung_up):
+            self._is_hung_up = self._is_hung_up and number == signal.SIGHUP
             return
+        self._is_hung_up = number == signal.SIGHUP
         self._interrupts += 1
         if self._interrupts > 1:
             self._discard_output()

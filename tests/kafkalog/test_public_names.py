@@ -10,7 +10,7 @@ from kafkalog.client.consumer.consumer import MessageStream
 from kafkalog.client.producer.delivery import Delivery, TableDelivery
 
 PUBLIC = {
-    "Producer": "close flush send send_arrow",
+    "Producer": "close flush look_up_again send send_arrow",
     "Consumer": "arrow_batches assign assignment awaited close commit committed consume failures messages pause paused "
     "poll position resume seek streams subscribe unassign unsubscribe",
     "Admin": "alter_topic cancel_reassignments close commit committed create_topic delete_group delete_records "

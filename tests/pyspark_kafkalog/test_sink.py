@@ -261,10 +261,14 @@ def test_a_record_that_fails_after_it_was_taken_fails_its_task(
 ) -> None:
     admin.create_topic(topic)
     writer = BatchWriter(VALUES, at_least_once, overwrite=False)
-    writer.write(iter([batch_of(["v"])]))  # so that the client knows the topic, and its limit as it is now
-    admin.alter_topic(topic, {"max.message.bytes": 10_000})
+    writer.write(iter([batch_of(["v"])]))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        admin.alter_topic(topic, {"max.message.bytes": 10_000})  # after the task has looked up the limit
+        yield batch_of(["v" * 20_000])
+
     with pytest.raises(BatchTooLarge, match=topic):
-        writer.write(iter([batch_of(["v" * 20_000])]))
+        writer.write(batches())
 
 
 def test_neither_commit_nor_abort_change_what_was_written_at_least_once(

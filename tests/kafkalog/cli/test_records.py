@@ -770,9 +770,9 @@ def test_ctrl_c_leaves_nothing_in_a_pipe_that_whoever_wrote_it_counts_as_done(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("comes", ["before a hang-up", "with a hang-up", "twice"])
 def test_an_interrupt_cuts_no_line_and_a_second_one_ends_at_once(
-    cluster: LocalCluster, topic: str, again: bool, unbuffered: str
+    cluster: LocalCluster, topic: str, comes: str, unbuffered: str
 ) -> None:
     """The reader would take what is there of the line for a record."""
     value = b"x" * 100_000
@@ -785,10 +785,14 @@ def test_an_interrupt_cuts_no_line_and_a_second_one_ends_at_once(
         assert process.stdout is not None
         pipe = process.stdout.fileno()
         waited_for(lambda: bytes_in(pipe) == 65_536)  # it is full, amid a line
+        if comes == "with a hang-up":
+            suspend(process.pid)
         process.send_signal(signal.SIGINT)
-        waited_for(lambda: not pending_signals(process.pid))
+        if comes != "with a hang-up":
+            waited_for(lambda: not pending_signals(process.pid))
         process.send_signal(signal.SIGHUP)  # a terminal that is closed sends it too, more than once
-        if again:
+        process.send_signal(signal.SIGCONT)
+        if comes == "twice":
             waited_for(lambda: not pending_signals(process.pid))
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 1
