@@ -119,7 +119,7 @@ class Host:
         # Logs that were lost and begun anew, with the directories that their states had then. A state has it until the
         # replica has joined the in-sync set.
         self._begun_anew: dict[PartitionKey, str | None] = {}
-        # Partitions that have left the sets after a loss, and could not be opened since.
+        # Those of the failed partitions that have left the sets after a loss.
         self._left: set[PartitionKey] = set()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
@@ -325,7 +325,6 @@ class Host:
                     turn.failed[number] = error
                     continue
                 hosted[topic.topic_id, number] = partition
-                self._left.discard((topic.topic_id, number))
                 if number in turn.departing:
                     partition.forget_copies()
             for number in (*turn.failed, *turn.moved):
@@ -608,6 +607,7 @@ class Host:
                 log.error(event, partition=f"{topic.name}-{number}", reason=str(error))
             self._undone.retry_later()
         self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
+        self._left &= self._failed.keys()
 
     def take_out(self, removed: Collection[PartitionKey]) -> None:
         """Stop serving partitions whose files were removed. Does not need ZooKeeper, which may be unreachable."""
@@ -655,6 +655,7 @@ class Host:
     def close_deleted(self) -> None:
         """Close the partitions that belong to no topic any more."""
         self._failed = {key: error for key, error in self._failed.items() if key[0] in self.metadata.ids}
+        self._left &= self._failed.keys()
         gone = [key for key in self._hosted if key[0] not in self.metadata.ids]
         if gone:
             closing = [self._hosted[key] for key in gone]

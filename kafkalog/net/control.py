@@ -258,10 +258,15 @@ class ControlConnection:
         """Close the connection for good, and end the calls in flight."""
         with self._lock:
             self._is_closed = True
-            channel, self._channel, self._methods = self._channel, None, {}
+            channel = self._take_channel()
         # Without the lock: gRPC waits for the ends of all calls, which one thread reports, and `begin` takes the lock
         # at each.
         _close(channel)
+
+    def _take_channel(self) -> grpc.Channel | None:
+        """Lock held."""
+        channel, self._channel, self._methods = self._channel, None, {}
+        return channel
 
     def close_if_idle(self) -> bool:
         """Close the channel if there is one, and no call uses it or is about to; returns whether it was closed."""
@@ -270,8 +275,7 @@ class ControlConnection:
         try:
             if self._channel is None or self._calls or self._begun:
                 return False
-            channel, self._channel, self._methods = self._channel, None, {}
-            _close(channel)
+            _close(self._take_channel())
             return True
         finally:
             self._lock.release()

@@ -103,6 +103,14 @@ def _bytes_of(piece: object) -> bytes:
     return os.pread(piece.fileno(), piece.length, piece.position)  # type: ignore[attr-defined]
 
 
+def led_and_followed(brokers: Brokers) -> tuple[bytes, RunningBroker, int]:
+    """A new topic that is in sync on all brokers, the broker that leads it, and the id of one that follows."""
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    return topic, leader, next(number for number, each in brokers.items() if each is not leader)
+
+
 def test_followers_copy_the_bytes_and_acks_all_waits_for_them(brokers: Brokers) -> None:
     topic = new_topic(brokers[0], min_insync_replicas=3)
     leader = leader_of(brokers, topic)
@@ -270,10 +278,7 @@ def test_a_replica_that_begins_anew_takes_no_role_that_the_directory_of_before_g
     role: str,
 ) -> None:
     """Its state has that directory until it joins. A process that still had it joined, and this one led instead."""
-    topic = new_topic(brokers[0], min_insync_replicas=2)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    lost = next(number for number, each in brokers.items() if each is not leader)
+    topic, leader, lost = led_and_followed(brokers)
     brokers.pop(lost).stop(clean=False)
     shutil.rmtree(tmp_path / f"broker-{lost}")
     monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody joins
@@ -300,10 +305,7 @@ def test_a_log_is_left_before_the_registration_ends_under_which_it_was_fetched(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next requests of the link say of it, by the new registration, what the lost log had."""
-    topic = new_topic(brokers[0], min_insync_replicas=2)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    lost = next(number for number, each in brokers.items() if each is not leader)
+    topic, leader, lost = led_and_followed(brokers)
     host, followed = brokers[lost].broker.host, list[bool]()
     raise_epoch = host.raise_epoch
 
@@ -324,10 +326,7 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     """The states, as the broker reads them when it starts, do not show it as a member yet."""
-    topic = new_topic(brokers[0], min_insync_replicas=2)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    lost = next(number for number, each in brokers.items() if each is not leader)
+    topic, leader, lost = led_and_followed(brokers)
     before = brokers[lost].broker.registration.epoch
     monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody joins otherwise
     brokers.pop(lost).stop(clean=False)
@@ -686,10 +685,7 @@ def test_a_broker_leaves_the_sets_once_after_a_loss_of_power_though_a_log_cannot
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It left them, and ended its registration, at each attempt to open the log."""
-    topic = new_topic(brokers[0], min_insync_replicas=2)
-    leader = leader_of(brokers, topic)
-    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    lost = next(number for number, each in brokers.items() if each is not leader)
+    topic, _, lost = led_and_followed(brokers)
     brokers.pop(lost).stop(clean=False)
     real = LogDirectory.open_log
     real_raise, attempts = Registration.raise_epoch, itertools.count()

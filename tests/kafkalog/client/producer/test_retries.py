@@ -21,7 +21,7 @@ from kafkalog.wire import broker_pb2 as pb
 from tests.proxy import proxied
 from tests.reading import messages_of
 from tests.threads import join_all
-from tests.waiting import suspend
+from tests.waiting import suspend, waited_for
 
 pytestmark = pytest.mark.timeout(180)
 PARTITIONS = 2
@@ -162,9 +162,8 @@ def test_what_a_broker_that_is_behind_says_of_a_deleted_topic_doubles_nothing(
         producer.send(topic, b"0").result(30)
         proxy.hold_answers()
         unknown = producer.send(topic, b"1")
-        poll = threading.Event()
-        while admin.list_offsets({TopicPartition(topic, 0): "latest"})[TopicPartition(topic, 0)].offset != 2:
-            poll.wait(0.005)
+        where = TopicPartition(topic, 0)
+        waited_for(lambda: admin.list_offsets({where: "latest"})[where].offset == 2)
         call, said_before = through.call, [before]
 
         def behind(method: str, *given: Any, **more: Any) -> Any:
