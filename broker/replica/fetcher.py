@@ -156,7 +156,9 @@ class ReplicaFetcher:
         with self._lock:
             left = [pb.ReplicaPosition(topic_id=key[0], partition=key[1], leaves=True) for key in self._left]
             self._left.clear()
-            for key in [key for key in self._not_whole if key not in self._replicas or self._replicas[key].is_whole]:
+            for key in [
+                key for key in self._not_whole if key not in self._replicas or self._replicas[key].following.is_whole
+            ]:
                 self._not_whole.discard(key)
                 if key in self._replicas:  # repaired: it may join now
                     self._due[key] = 0.0
@@ -170,7 +172,7 @@ class ReplicaFetcher:
 
     def _position(self, key: Key, replica: Partition) -> pb.ReplicaPosition | None:
         try:
-            at = replica.position()
+            at = replica.following.position()
         except KafkalogError as error:  # closed; the host opens it again, or not
             self._failed(key, error, 1.0)
             return None
@@ -234,12 +236,12 @@ class ReplicaFetcher:
             if not isinstance(error, OffsetOutOfRange):
                 raise error
             start_offset = error.facts["start_offset"]
-            if not replica.begin_anew(start_offset, _copy_offset(news, start_offset), epoch):
+            if not replica.following.begin_anew(start_offset, _copy_offset(news, start_offset), epoch):
                 raise error
         elif news.diverges:
             copy_offset = _copy_offset(news, news.log_start_offset)
             try:
-                replica.truncate_as_follower(
+                replica.following.truncate(
                     news.agreed_epoch, news.agreed_end_offset, news.log_start_offset, copy_offset, epoch
                 )
             except ReplicaDiverged as error:
@@ -247,19 +249,21 @@ class ReplicaFetcher:
                 self._on_diverged(replica, error)
                 raise
         elif news.producers_length:
-            if not replica.take_producers(bytes(data), epoch):
+            if not replica.following.take_producers(bytes(data), epoch):
                 raise ProtocolError(address=f"broker {self.leader_id}", reason="the state of the producers is damaged")
         else:
             if news.length:
-                replica.append_as_follower(data[: news.length], epoch)
+                replica.following.append(data[: news.length], epoch)
                 self._hints[key] = Hint(news.slice.segment_base_offset, news.slice.position + news.length)
             if news.names_staged:
-                replica.keep_only_staged([StagedCopy(each.number, each.salt, each.size) for each in news.staged], epoch)
+                replica.following.keep_only_staged(
+                    [StagedCopy(each.number, each.salt, each.size) for each in news.staged], epoch
+                )
             start = news.length
             for piece in news.pieces:
-                replica.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
+                replica.following.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
                 start += piece.length
-            replica.watermark_is(news.high_watermark, news.log_start_offset, epoch)
+            replica.following.watermark_is(news.high_watermark, news.log_start_offset, epoch)
             if not data and not news.names_staged:
                 return
         self._name(key, self._throttle.pause(key, len(data), self._clock.monotonic()) if news.is_throttled else 0.0)

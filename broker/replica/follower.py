@@ -87,7 +87,11 @@ class Links:
         Args:
             throttled_rate: see `PartitionState`; a new one takes effect at once.
         """
-        key, leader, followed = (replica.topic_id, replica.number), replica.leader_id, (replica, replica.leader_epoch)
+        key, leader, followed = (
+            (replica.topic_id, replica.number),
+            replica.role.leader_id,
+            (replica, replica.role.epoch),
+        )
         with self._lock:
             before = self._leaders.get(key, -1)
             has_new_rate = self._throttle.set_rate(key, throttled_rate)

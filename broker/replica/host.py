@@ -153,7 +153,7 @@ class Host:
                 news for ever.
         """
         partition = self._hosted.get((topic_id, number))
-        if partition is not None and partition.leads:
+        if partition is not None and partition.role.leads:
             if self._health.failed is not None:
                 self._health.check()
             return partition
@@ -326,7 +326,7 @@ class Host:
                     continue
                 hosted[topic.topic_id, number] = partition
                 if number in turn.departing:
-                    partition.forget_copies()
+                    partition.following.forget_copies()
             for number in (*turn.failed, *turn.moved):
                 fenced = hosted.pop((topic.topic_id, number), None)
                 if fenced is not None:
@@ -433,11 +433,11 @@ class Host:
             if number not in turn.departing
             and (state := topic.states.get(number)) is not None
             and self._others_have(topic, number, state)
-            and partition.may_lack_staged(self._directory.may_have_lost)
+            and partition.following.may_lack_staged(self._directory.may_have_lost)
         }
         if leaving:
             live = self.metadata.brokers
-            of_whom = {number: None if opened[number].may_lack_staged(False) else live for number in leaving}
+            of_whom = {number: None if opened[number].following.may_lack_staged(False) else live for number in leaving}
             topic = self._leave_sets(topic, turn, leaving, of_whom)
             turn.departing |= leaving
         return topic
@@ -503,11 +503,12 @@ class Host:
         if len(state.held_by(topic.replicas[number])) > 1 and not partition.log.has_high_watermark:
             partition.log.high_watermark = partition.log.start_offset  # killed before it was saved: not known
         if state.leader == self.broker_id:
-            partition.lead(state, topic.replicas[number])
+            partition.role.lead(state, topic.replicas[number])
             return
-        if partition.may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
-            partition.cut_unsynced_damage()  # the leader has what is cut; without one, what is left may be needed
-        partition.follow(state.leader, state.leader_epoch)
+        following = partition.following
+        if following.may_have_lost and state.leader >= 0 and self.broker_id not in (*state.isr, *state.eligible):
+            following.cut_unsynced_damage()  # the leader has what is cut; without one, what is left may be needed
+        partition.role.follow(state.leader, state.leader_epoch)
 
     def _diverged(self, partition: Partition, error: KafkalogError) -> None:
         """A replica has stopped to follow. Called by a link's thread."""
@@ -549,7 +550,7 @@ class Host:
 
     def _state_of(self, partition: Partition, raised: bool = False) -> PartitionState:
         """The state for an open log that has none."""
-        epoch = max(partition.leader_epoch, partition.log.last_epoch, 0) + raised
+        epoch = max(partition.role.epoch, partition.log.last_epoch, 0) + raised
         return PartitionState.only(self.broker_id, self._directory_id, epoch)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
@@ -640,12 +641,12 @@ class Host:
         opened_partition = Partition(
             topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock
         )
-        opened_partition.on_joinable = lambda: self.on_joinable()
-        opened_partition.is_certain = self._is_certain
+        opened_partition.role.on_joinable = lambda: self.on_joinable()
+        opened_partition.role.is_certain = self._is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
-        opened_partition.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1
-        if opened_partition.may_have_lost and settings.flush_messages == 1:
-            opened_partition.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
+        opened_partition.following.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1
+        if opened_partition.following.may_have_lost and settings.flush_messages == 1:
+            opened_partition.following.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 
     def _is_certain(self) -> bool:

@@ -138,7 +138,7 @@ class InDoubtRecovery:
         not_closed: dict[str, str] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
         for partition in list(self._host.hosted.values()):
-            for staged in partition.staged() if partition.leads else ():
+            for staged in partition.staged() if partition.role.leads else ():
                 if self._stopping:
                     return
                 if staged.prepared is not None and now - staged.renewed >= least_age:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker.replica.host import Host
-from broker.replica.partition import Partition, Wanted
+from broker.replica.partition import Partition
+from broker.replica.role import Wanted
 from broker.states import election
 from kafkalog.clock import Clock
 from kafkalog.errors import ZooKeeperUnreachable
@@ -91,15 +92,15 @@ class InSyncSets:
             for partition in list(self._host.hosted.values())
             if (wish := self._wish_of(partition, now, live)) is not None
         ]
-        begun = [wish for wish in wishes if wish.partition.begin_change(wish.wanted)]
+        begun = [wish for wish in wishes if wish.partition.role.begin_change(wish.wanted)]
         if not begun:
             return
         found = registry.change_states(self._host.metadata.session, [wish.change for wish in begun])
         for partition, wanted, _ in begun:
-            partition.take_outcome(wanted, found.get((partition.topic_id, partition.number)))
+            partition.role.take_outcome(wanted, found.get((partition.topic_id, partition.number)))
 
     def _wish_of(self, partition: Partition, now: float, live: Mapping[int, BrokerRecord]) -> _Wish | None:
-        wanted = partition.wanted_changes(now, self._lag_seconds, live)
+        wanted = partition.role.wanted_changes(now, self._lag_seconds, live)
         topic = self._host.metadata.ids.get(partition.topic_id)
         if wanted is None or topic is None:
             return None

@@ -230,7 +230,7 @@ class Scrubber:
     def _ask_for_known(self) -> None:
         """Ask for the repair of all damage that is known."""
         for key, partition in self._host.hosted.items():
-            if not partition.is_whole:
+            if not partition.following.is_whole:
                 with self._changed:
                     self._ask(key)
 

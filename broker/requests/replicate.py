@@ -121,7 +121,7 @@ class ReplicaSession:
                     [StagedCopy(each.number, each.salt, each.size) for each in named.staged],
                     partial(self._mark, key),
                 )
-                position.diverges = replica.fetched(
+                position.diverges = replica.role.fetched(
                     request.broker_id,
                     request.directory,
                     self._pulse,
@@ -142,7 +142,7 @@ class ReplicaSession:
         self._throttled.discard(key)
         partition = self._host.hosted.get(key)  # also if its position is not known now, because it was answered
         if partition is not None:
-            partition.left(request.broker_id, request.directory)
+            partition.role.left(request.broker_id, request.directory)
 
     def _mark(self, key: _Key) -> None:
         """There are news of a partition; called by any thread."""
@@ -215,10 +215,10 @@ class ReplicaSession:
                 self._forget(key)  # until it is named again
                 return 0
             replica.replica_waiters.register(position.wake)
-            replica.check_leads(position.epoch)
+            replica.role.check_leads(position.epoch)
             if position.needs_producers:
                 return self._add_producers(key, position, left, answer)
-            rate = replica.throttled_rate(self._broker_id)
+            rate = replica.role.throttled_rate(self._broker_id)
             most = self._piece_max(key, rate, left)
             piece = replica.read_as_replica(position.offset, max(most, 1), position.hint)
             if answer.length and piece.length > left:
@@ -255,7 +255,7 @@ class ReplicaSession:
     def _add_producers(self, key: _Key, position: _Position, left: int, answer: Answer[pb.ReplicaFetchReply]) -> int:
         """Add the state of the producers before a follower's log, which it needs first; returns its bytes."""
         piece = MemorySlice(position.partition.producers_before(position.offset))
-        position.partition.check_leads(position.epoch)  # all of it is of this epoch
+        position.partition.role.check_leads(position.epoch)  # all of it is of this epoch
         if answer.length and piece.length > left:
             self._dirty[key] = None
             return 0
@@ -275,7 +275,7 @@ class ReplicaSession:
 
     def _news(self, key: _Key, position: _Position, answer: Answer[pb.ReplicaFetchReply]) -> pb.ReplicaNews:
         news = answer.reply.partitions.add(topic_id=key[0], partition=key[1], leader_epoch=position.epoch)
-        news.high_watermark = position.watermark = position.partition.high_watermark
+        news.high_watermark = position.watermark = position.partition.role.high_watermark
         news.log_start_offset = position.start_offset = position.partition.start_offset
         return news
 
@@ -283,8 +283,8 @@ class ReplicaSession:
         """Add the high watermark and the start of a log, if the follower does not know them."""
         position = self._positions[key]
         replica = position.partition
-        if replica.leader_epoch == position.epoch and position.diverges is None:
-            if (replica.high_watermark, replica.start_offset) != (position.watermark, position.start_offset):
+        if replica.role.epoch == position.epoch and position.diverges is None:
+            if (replica.role.high_watermark, replica.start_offset) != (position.watermark, position.start_offset):
                 self._news(key, position, answer)
             if position.watermark >= position.offset:
                 del self._unsettled[key]

@@ -331,4 +331,4 @@ def _describe(
             described.extent.end_offset = partition.readable_end_offset
             described.extent.size_bytes = partition.size_bytes
             for broker_id in described.adding:
-                described.copies.add(broker_id=broker_id, lacking_bytes=partition.lacking_bytes(broker_id))
+                described.copies.add(broker_id=broker_id, lacking_bytes=partition.role.lacking_bytes(broker_id))

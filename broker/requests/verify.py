@@ -34,7 +34,7 @@ def digest_range(request: pb.DigestRangeRequest, host: Host) -> pb.RangeDigest:
         StorageFailed, DiskFull: the log cannot be read.
     """
     partition = host.replica_of(request.topic_id, request.partition)
-    view, high_watermark = partition.log.view, partition.high_watermark
+    view, high_watermark = partition.log.view, partition.role.high_watermark
     start = max(request.start_offset, view.start_offset)
     if request.HasField("end_offset"):
         end = min(request.end_offset, high_watermark)

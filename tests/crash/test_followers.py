@@ -189,18 +189,22 @@ def test_a_follower_cuts_its_log_at_damage_that_a_loss_of_power_left_and_a_leade
     list(opened.check(opened.view.segments[0]))
     damage = opened.first_damage()
     assert damage is not None and 0 < damage < opened.end_offset == log.end_offset
-    replica.lead(PartitionState(1, 5, (1,)), [0, 1])
-    replica.cut_unsynced_damage()
+    replica.role.lead(PartitionState(1, 5, (1,)), [0, 1])
+    replica.following.cut_unsynced_damage()
     assert opened.end_offset == log.end_offset
     opened.high_watermark = damage + 1 if kept == "high watermark" else 0
-    replica.may_have_lost = True
-    replica.follow(0, 6)
-    replica.cut_unsynced_damage()
-    assert not replica.may_have_lost
+    replica.following.may_have_lost = True
+    replica.role.follow(0, 6)
+    replica.following.cut_unsynced_damage()
+    assert not replica.following.may_have_lost
     if kept:
-        assert opened.end_offset == log.end_offset and not replica.is_whole and not replica.position().is_whole
+        assert (
+            opened.end_offset == log.end_offset
+            and not replica.following.is_whole
+            and not replica.following.position().is_whole
+        )
     else:
-        assert opened.end_offset == damage and replica.is_whole and replica.position().is_whole
+        assert opened.end_offset == damage and replica.following.is_whole and replica.following.position().is_whole
         assert read_all(opened) == {offset: value for offset, value in read_all(log).items() if offset < damage}
 
 

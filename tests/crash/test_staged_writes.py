@@ -532,20 +532,20 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
 
 def copy_staged(leader: Partition, follower: Partition, epoch: int) -> None:
     """As a follower does, until it has all; then what it says is durable."""
-    follower.follow(1, epoch)
+    follower.role.follow(1, epoch)
     for _ in range(10):
-        files, pieces = leader.staged_news(follower.position().staged, 1 << 20)
+        files, pieces = leader.staged_news(follower.following.position().staged, 1 << 20)
         if files is None and not pieces:
             return
         if files is not None:
-            follower.keep_only_staged(files, epoch)
+            follower.following.keep_only_staged(files, epoch)
         for piece in pieces:
-            follower.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
+            follower.following.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
     raise AssertionError("it never has all")
 
 
 def lead_in(partition: Partition, epoch: int) -> None:
-    partition.lead(PartitionState.only(0, "here", epoch), [0])
+    partition.role.lead(PartitionState.only(0, "here", epoch), [0])
 
 
 def replicas(count: int) -> tuple[list[MemoryDisk], list[Partition]]:
@@ -636,7 +636,7 @@ def test_a_drop_that_only_an_old_leader_has_is_forgotten_before_it_counts_as_a_c
     assert old.drop(FIRST.commit_uuid, 1)
     lead_in(new, 5)
     prepare(new, FIRST, version=1)
-    old.follow(1, 5)
+    old.role.follow(1, 5)
     assert new._staging.lacking(old.staged_copies(), 0).reached == -1
     copy_staged(new, old, 5)
     assert old.staged_copies() == new.staged_copies()
@@ -705,5 +705,5 @@ def test_a_start_tells_damage_of_what_is_staged_from_a_write_that_a_kill_cut_sho
         case "a batch":
             data[16 + 48 + 100] ^= 1
     opened = open_partition(open_directory(disk), leader_epoch=1)
-    assert opened.may_lack_staged(may_have_lost=False) == (damage not in ("none", "the end is cut short"))
-    assert opened.may_lack_staged(may_have_lost=True)
+    assert opened.following.may_lack_staged(may_have_lost=False) == (damage not in ("none", "the end is cut short"))
+    assert opened.following.may_lack_staged(may_have_lost=True)

@@ -127,10 +127,10 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(raised=st.integers(1, 3))
     def begin_epoch(self, raised: int) -> None:
-        epoch = self.partition.leader_epoch + raised
-        self.partition.lead(PartitionState.only(0, "here", epoch), [0])
+        epoch = self.partition.role.epoch + raised
+        self.partition.role.lead(PartitionState.only(0, "here", epoch), [0])
         self.log.begin_epoch(epoch)  # durable at once: a kill forgets one without records that was not saved
-        self.epochs.append((self.partition.leader_epoch, len(self.records)))
+        self.epochs.append((self.partition.role.epoch, len(self.records)))
 
     @rule(action=st.sampled_from(["flush", "checkpoint", "roll_if_old"]), seconds=AGES)
     def tend(self, action: str, seconds: int) -> None:
@@ -259,8 +259,8 @@ class LogMachine(RuleBasedStateMachine):
     def truncate(self, at: int) -> None:
         offset = self.start + at % (len(self.records) - self.start)
         expected = max(start for start in self.batch_starts if start <= offset)
-        assert self.partition._truncate_to(offset) == expected
-        self.log.begin_epoch(self.partition.leader_epoch)
+        assert self.partition.following.truncate_to(offset) == expected
+        self.log.begin_epoch(self.partition.role.epoch)
         del self.records[expected:]
         self.batch_starts = [start for start in self.batch_starts if start < expected]
         del self.batch_times[len(self.batch_starts) :]
@@ -306,7 +306,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def check_epochs(self) -> None:
         """Of the epochs that ended before the start nothing is known; the others ended where the next one began."""
-        assert self.log.last_epoch == self.partition.leader_epoch == self.epochs[-1][0]
+        assert self.log.last_epoch == self.partition.role.epoch == self.epochs[-1][0]
         ends = [began for _, began in self.epochs[1:]] + [len(self.records)]
         known = [(epoch, end) for (epoch, _), end in zip(self.epochs, ends, strict=True) if end > self.start]
         for epoch, end in known:

@@ -242,7 +242,7 @@ class Machine:
 
     def _repair(self, partition: Partition) -> None:
         others = [_Replica(each, partition) for each in self.world.machines if each is not self]
-        while partition.is_open and not partition.is_whole:
+        while partition.is_open and not partition.following.is_whole:
             self.world.scheduler.sleep(_REPAIR_SECONDS)
             with suppress(KafkalogError):
                 partition.log.roll_if_damaged()

@@ -9,7 +9,7 @@ from unittest import mock
 
 from broker.replica.host import Host
 from broker.replica.leadership import Follower, Leadership
-from broker.replica.partition import Ack, Partition
+from broker.replica.role import Role
 from broker.storage import log as log_module
 from broker.storage.log import Log
 from kafkalog.zk import registry
@@ -18,14 +18,14 @@ from kafkalog.zk.session import Operation, Set
 Plant = tuple[object, str, Callable[..., Any]]
 
 
-def _follow_and_truncate(self: Partition, leader_id: int, leader_epoch: int) -> None:
-    with self._role_lock:
-        if leader_id >= 0 and leader_epoch > self._epoch and self.log.has_high_watermark:
-            self._truncate_to(max(self.log.high_watermark, self.log.start_offset))
+def _follow_and_truncate(self: Role, leader_id: int, leader_epoch: int) -> None:
+    with self.lock:
+        if leader_id >= 0 and leader_epoch > self.epoch and self._log.has_high_watermark:
+            self._applier.truncated(self._log.truncate_to(max(self._log.high_watermark, self._log.start_offset)))
     _follow(self, leader_id, leader_epoch)
 
 
-_follow = Partition.follow
+_follow = Role.follow
 
 
 def _may_join_at_watermark(
@@ -73,22 +73,22 @@ def _truncate_and_forget(self: Log, view: Any, offset: int) -> None:
 _truncate = Log._truncate
 
 
-def _kept_by_any_epoch(self: Partition, ack: Ack) -> bool:
-    leadership = self._leadership
-    return _keeps(self, ack if leadership is None else ack._replace(epoch=leadership.epoch))
+def _replicated_by_any_epoch(self: Role, epoch: int, end_offset: int, staged_end: int) -> bool:
+    leadership = self.leadership
+    return _is_replicated(self, epoch if leadership is None else leadership.epoch, end_offset, staged_end)
 
 
-_keeps = Partition.keeps
+_is_replicated = Role.is_replicated
 
 
 PLANTED: dict[str, Plant] = {
-    "truncates to the high watermark": (Partition, "follow", _follow_and_truncate),
+    "truncates to the high watermark": (Role, "follow", _follow_and_truncate),
     "joins without the records from before the epoch": (Leadership, "_may_join", _may_join_at_watermark),
     "a wiped replica keeps its place": (Host, "_loss", _never_lost),
     "a late write of a state is executed": (registry, "_operations", _any_version),
     "the watermark counts who has not fetched in this epoch": (Leadership, "advance", _advance_with_unknown),
     "a truncation forgets the producers": (Log, "_truncate", _truncate_and_forget),
-    "an ack is completed by a later epoch": (Partition, "keeps", _kept_by_any_epoch),
+    "an ack is completed by a later epoch": (Role, "is_replicated", _replicated_by_any_epoch),
 }
 
 

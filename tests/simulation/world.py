@@ -451,7 +451,7 @@ class World:
 
     def _is_read(self, reader: Reader) -> bool:
         replicas = self._replicas(reader.number)
-        ends = {(each.end_offset, each.high_watermark) for each in replicas}
+        ends = {(each.end_offset, each.role.high_watermark) for each in replicas}
         return len(replicas) == 3 and ends == {(reader.offset, reader.offset)}
 
     def _replicas(self, number: int) -> list[Partition]:
@@ -463,7 +463,7 @@ class World:
         facts = [f"{machine.name} does not serve" for machine in self.machines if not machine.is_serving]
         facts += [f"{each.name} waits" for each in self._producers if not each.is_done]
         for reader in self._readers:
-            ends = [(each.end_offset, each.high_watermark) for each in self._replicas(reader.number)]
+            ends = [(each.end_offset, each.role.high_watermark) for each in self._replicas(reader.number)]
             facts.append(f"{reader.name} is at {reader.offset}, the replicas have {ends}")
         return "; ".join([*facts, *(f"state of {number}: {state}" for number, state in sorted(self.states.items()))])
 

@@ -17,7 +17,7 @@ def open_partition(directory: LogDirectory, settings: TopicSettings | None = Non
     settings = settings or topic()
     log = directory.open_log(TOPIC_ID, 0, "t-0", settings, None)
     partition = Partition("t", TOPIC_ID, 0, log, directory, settings, 0, SYSTEM_CLOCK)
-    partition.lead(PartitionState.only(0, "here", max(leader_epoch, log.last_epoch)), [0])
+    partition.role.lead(PartitionState.only(0, "here", max(leader_epoch, log.last_epoch)), [0])
     return partition
 
 

@@ -143,7 +143,7 @@ def test_a_lost_log_without_another_copy_is_not_moved_and_stays_the_only_one_ami
     put_back(tmp_path, topic, wipe_directory)
     broker = start_broker()
     waited_for(lambda: broker.record("t").states[number].replicas == (1,), 60)
-    waited_for(lambda: other.broker.host.hosted[topic, number].leads)  # it reads the state that names it by itself
+    waited_for(lambda: other.broker.host.hosted[topic, number].role.leads)  # it reads the state that names it by itself
     assert other.broker.host.leader_of(topic, number).log.end_offset == 1
 
 
@@ -383,7 +383,7 @@ def test_a_roll_in_a_folder_that_is_gone_takes_its_partition_out_and_no_other(
     topic = filled(broker)
     host = broker.broker.host
     wipe_folder(tmp_path, topic)
-    with pytest.raises(errors.NotLeader), host.leader_of(topic, 0)._hosted():
+    with pytest.raises(errors.NotLeader), host.leader_of(topic, 0).role.hosted():
         host.leader_of(topic, 0).log.delete_before(5)  # all of it: another segment is to be made
     until(broker, lambda: host.failure(topic, 0) is not None)
     assert_lost(broker, topic, 0, rf"its folder {topic.hex()}-0 is missing")

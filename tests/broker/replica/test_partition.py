@@ -152,7 +152,7 @@ def test_a_deleted_partition_is_no_ones_and_holds_up_no_ack(partition: Partition
     with pytest.raises(NotLeader):
         partition.is_flushed_to(appended.end_offset)
     assert partition.is_flushed_to(0)
-    partition._closed = False  # as whoever looked just before the close
+    partition.role.is_closed = False  # as whoever looked just before the close
     with pytest.raises(NotLeader):
         partition.read(0, 100, None)
     with pytest.raises(NotLeader):
@@ -182,17 +182,17 @@ def test_a_follower_that_comes_to_lead_while_it_flushes_does_not_wait_for_itself
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = open_partition(directory, TopicSettings.parse({"flush.messages": 1}), leader_epoch=3)
-    partition.follow(1, 4)
+    partition.role.follow(1, 4)
 
     def flush_to(offset: int) -> None:
-        leading = threading.Thread(target=partition.lead, args=(replace(TWO, leader_epoch=5), [0]), daemon=True)
+        leading = threading.Thread(target=partition.role.lead, args=(replace(TWO, leader_epoch=5), [0]), daemon=True)
         leading.start()
         leading.join(10)
         assert not leading.is_alive()
         partition._flushed()
 
     monkeypatch.setattr(partition.log, "flush_to", flush_to)
-    assert partition.position().leader_id == 0
+    assert partition.following.position().leader_id == 0
 
 
 # --- a follower that is not as its leader
@@ -205,7 +205,7 @@ def deposed(directory: LogDirectory, start_offset: int, *, is_unclean: bool) -> 
     for _ in range(10):
         partition.append_as_leader([checked(a_batch())])
     partition.delete_before(start_offset)
-    partition.follow(1, 4)
+    partition.role.follow(1, 4)
     return partition
 
 
@@ -222,8 +222,8 @@ def test_an_append_of_an_epoch_that_is_over_comes_to_nothing_also_before_the_fir
 def test_a_follower_that_agrees_with_its_leader_only_before_its_own_start_begins_anew(directory: LogDirectory) -> None:
     """It emptied its log at its own start, and asked again from there without end: the leader's log ended before."""
     partition = deposed(directory, 10, is_unclean=True)
-    partition.truncate_as_follower(2, 7, 5, 5, 4)
-    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (5, 5, 5)
+    partition.following.truncate(2, 7, 5, 5, 4)
+    assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (5, 5, 5)
 
 
 def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begins_anew(directory: LogDirectory) -> None:
@@ -231,9 +231,9 @@ def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begin
     partition = deposed(directory, 2, is_unclean=False)
     partition.log.high_watermark = 7
     with pytest.raises(ReplicaDiverged):
-        partition.truncate_as_follower(-1, 6, 6, 6, 4)
-    partition.truncate_as_follower(-1, 8, 8, 7, 4)
-    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (7, 7, 7)
+        partition.following.truncate(-1, 6, 6, 6, 4)
+    partition.following.truncate(-1, 8, 8, 7, 4)
+    assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (7, 7, 7)
 
 
 def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_topic_allows_it(
@@ -241,19 +241,19 @@ def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_
 ) -> None:
     partition = deposed(directory, 10, is_unclean=False)
     with pytest.raises(ReplicaDiverged):
-        partition.truncate_as_follower(2, 7, 5, 5, 4)
-    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (10, 10, 10)
+        partition.following.truncate(2, 7, 5, 5, 4)
+    assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (10, 10, 10)
 
 
 def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(directory: LogDirectory) -> None:
     partition = deposed(directory, 2, is_unclean=True)
     for start_offset in (0, 5, 10):
-        assert not partition.begin_anew(start_offset, start_offset, 4)
+        assert not partition.following.begin_anew(start_offset, start_offset, 4)
         assert (partition.start_offset, partition.end_offset) == (2, 10)
     with pytest.raises(FencedLeaderEpoch):
-        partition.begin_anew(20, 20, 3)
-    assert partition.begin_anew(20, 18, 4)  # its batch reaches back before its start
-    assert (partition.start_offset, partition.end_offset, partition.high_watermark) == (18, 18, 18)
+        partition.following.begin_anew(20, 20, 3)
+    assert partition.following.begin_anew(20, 18, 4)  # its batch reaches back before its start
+    assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (18, 18, 18)
 
 
 # --- from one copy to several, and back
@@ -269,10 +269,10 @@ def test_readers_see_no_less_when_a_second_copy_is_added(directory: LogDirectory
     _, [appended] = partition.append_as_leader([checked(a_batch([b"a", b"b"]))])
     assert isinstance(appended, Appended)
     assert partition.readable_end_offset == 2
-    partition.lead(TWO, [0])
-    assert (partition.readable_end_offset, partition.end_for_readers(), partition.high_watermark) == (2, 2, 2)
+    partition.role.lead(TWO, [0])
+    assert (partition.readable_end_offset, partition.end_for_readers(), partition.role.high_watermark) == (2, 2, 2)
     assert partition.ack_of(2, 4, needs_replicas=True) is not None
-    partition.lead(replace(TWO, isr=(0, 1), version=2), [0])
+    partition.role.lead(replace(TWO, isr=(0, 1), version=2), [0])
     partition.append_as_leader([checked(a_batch())])
     assert partition.readable_end_offset == 2, "the second copy has not fetched it"
 
@@ -280,7 +280,7 @@ def test_readers_see_no_less_when_a_second_copy_is_added(directory: LogDirectory
 def test_an_append_of_the_epoch_before_the_second_copy_is_not_acknowledged_in_the_next(partition: Partition) -> None:
     partition.append_as_leader([checked(a_batch())])
     assert partition.ack_of(1, 3, needs_replicas=True) is None, "one copy has nobody to wait for"
-    partition.lead(TWO, [0])
+    partition.role.lead(TWO, [0])
     late = partition.ack_of(1, 3, needs_replicas=True)
     assert late is not None
     with pytest.raises(NotLeader):
@@ -289,12 +289,12 @@ def test_an_append_of_the_epoch_before_the_second_copy_is_not_acknowledged_in_th
 
 def test_acks_that_wait_for_a_copy_that_is_taken_away_are_kept_by_the_one_that_stays(partition: Partition) -> None:
     both = replace(ONE, leader_epoch=4, isr=(0, 1), replicas=(0, 1), target=(0,), version=1)
-    partition.lead(both, [0, 1])
+    partition.role.lead(both, [0, 1])
     partition.append_as_leader([checked(a_batch())], needs_replicas=True)
     ack = partition.ack_of(1, 4, needs_replicas=True)
     assert ack is not None
     assert not ack.is_kept()
-    partition.lead(replace(ONE, leader_epoch=4, replicas=(0,), version=2), [0, 1])
+    partition.role.lead(replace(ONE, leader_epoch=4, replicas=(0,), version=2), [0, 1])
     assert ack.is_kept()
     assert partition.readable_end_offset == 1
     partition.append_as_leader([checked(a_batch())])

@@ -43,8 +43,8 @@ def fill(log: Log, count: int) -> None:
 
 def truncated(partition: Partition, offset: int) -> int:
     """Cut a partition that goes on leading; returns its end."""
-    end_offset = partition._truncate_to(offset)
-    partition.log.begin_epoch(partition.leader_epoch)
+    end_offset = partition.following.truncate_to(offset)
+    partition.log.begin_epoch(partition.role.epoch)
     return end_offset
 
 
@@ -245,7 +245,7 @@ def test_a_look_amid_a_batch_that_is_shown_meanwhile_does_not_end_amid_it(
         log.flush()
         applier._show(BATCH)
 
-    monkeypatch.setattr(partition, "_reader", LateView(log.reader, finish))
+    monkeypatch.setattr(partition._readable_end, "_reader", LateView(log.reader, finish))
     assert partition.readable_end_offset == 5
 
 
@@ -258,7 +258,7 @@ def test_a_look_amid_the_change_to_flushed_visibility_shows_nothing_that_came_af
         partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
         fill(partition.log, 1)
 
-    monkeypatch.setattr(partition, "_reader", EarlyChange(partition.log.reader, change))
+    monkeypatch.setattr(partition._readable_end, "_reader", EarlyChange(partition.log.reader, change))
     assert partition.readable_end_offset == 1
 
 
@@ -295,7 +295,7 @@ def test_an_append_that_comes_amid_a_change_is_not_shown_and_hidden_again(
         applier._lock = BetweenLocks(append_and_look)  # type: ignore[assignment]
         applier.hide(BATCH)
     else:
-        monkeypatch.setattr(partition, "_reader", LateView(log.reader, append_and_look))
+        monkeypatch.setattr(partition._readable_end, "_reader", LateView(log.reader, append_and_look))
         partition.update_settings(topic(flush_ms=1000, flush_visibility="flushed"))
     appending.join(WAIT_SECONDS)
     assert log.end_offset == 4

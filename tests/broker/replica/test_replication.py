@@ -16,6 +16,7 @@ import pytest
 from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
 from broker.replica.registration import Registration
+from broker.replica.role import Role
 from broker.requests.replicate import ReplicaSession
 from broker.states.election import join
 from broker.storage.disk import Disk
@@ -70,7 +71,7 @@ def leader_of(brokers: Brokers, topic: bytes, number: int = 0) -> RunningBroker:
 
 def _leads(broker: RunningBroker, topic: bytes, number: int) -> bool:
     try:
-        return broker.broker.host.leader_of(topic, number).leads
+        return broker.broker.host.leader_of(topic, number).role.leads
     except errors.KafkalogError:
         return False
 
@@ -122,8 +123,8 @@ def test_followers_copy_the_bytes_and_acks_all_waits_for_them(brokers: Brokers) 
             assert appended.base_offset == number
     copies = [values(replica(each, topic)) for each in brokers.values()]
     assert copies[0] == copies[1] == copies[2] != b""
-    assert replica(leader, topic).high_watermark == 20
-    waited_for(lambda: all(replica(each, topic).high_watermark == 20 for each in brokers.values()))
+    assert replica(leader, topic).role.high_watermark == 20
+    waited_for(lambda: all(replica(each, topic).role.high_watermark == 20 for each in brokers.values()))
 
 
 def test_a_follower_serves_no_client(brokers: Brokers) -> None:
@@ -143,7 +144,7 @@ def test_too_few_in_sync_replicas_refuse_acks_all_and_readers_wait(brokers: Brok
     gone = next(number for number, each in brokers.items() if each is not leader)
     brokers.pop(gone).stop(clean=False)
     waited_for(lambda: len(leader.record("t").states[0].isr) == 2)
-    waited_for(lambda: replica(leader, topic)._leadership.is_below_min)  # type: ignore[union-attr]
+    waited_for(lambda: replica(leader, topic).role.leadership.is_below_min)  # type: ignore[union-attr]
     with leader.client() as client:
         refused = error_from_wire(client.append(topic, a_batch(), acks=-1).error)
         assert isinstance(refused, errors.NotEnoughReplicas)
@@ -161,9 +162,9 @@ def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(broker
     with leader.client() as client:
         assert not client.append(topic, a_batch([b"before"]), acks=-1).HasField("error")
     partition = replica(leader, topic)
-    assert partition.is_certain()
-    partition.is_certain = lambda: False
-    waited_for(lambda: partition._leadership.is_followed(time.monotonic() - 2))  # type: ignore[union-attr]
+    assert partition.role.is_certain()
+    partition.role.is_certain = lambda: False
+    waited_for(lambda: partition.role.leadership.is_followed(time.monotonic() - 2))  # type: ignore[union-attr]
     assert partition.end_for_readers() == 1  # its followers prove it
     partition.read(1, 100, None).close()
     with pytest.raises(errors.OffsetOutOfRange):
@@ -171,7 +172,7 @@ def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(broker
     for broker in brokers.values():
         if broker is not leader:
             broker.broker.host.links.stop()
-    waited_for(lambda: not partition._leadership.is_followed(time.monotonic() - 3))  # type: ignore[union-attr]
+    waited_for(lambda: not partition.role.leadership.is_followed(time.monotonic() - 3))  # type: ignore[union-attr]
     with pytest.raises(errors.OffsetNotAvailable):
         partition.end_for_readers()
     for offset in (1, 2):
@@ -191,7 +192,7 @@ def test_another_replica_leads_when_the_leader_is_gone_and_it_follows_when_it_co
     old = next(number for number, each in brokers.items() if each is leader)
     brokers.pop(old).stop(clean=False)
     second = leader_of(brokers, topic)
-    assert replica(second, topic).leader_epoch == 1
+    assert replica(second, topic).role.epoch == 1
     with second.client() as client:
         appended = client.append(topic, a_batch([b"after"]), acks=-1)
         assert (appended.base_offset, appended.HasField("error")) == (1, False)
@@ -226,7 +227,7 @@ def test_another_replica_leads_when_the_leader_is_gone_though_the_disk_of_the_co
         try:
             brokers.pop(first).stop(clean=False)
             assert leader_of(brokers, topic) is brokers[second]
-            assert not replica(brokers[controller], topic).is_certain(), "another could lead without its knowledge"
+            assert not replica(brokers[controller], topic).role.is_certain(), "another could lead without its knowledge"
         finally:
             goes_on.set()
 
@@ -285,13 +286,13 @@ def test_a_replica_that_begins_anew_takes_no_role_that_the_directory_of_before_g
     brokers[lost] = start_broker(lost)
     waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
     led: list[int] = []
-    real = Partition.lead
+    real = Role.lead
 
-    def lead(self: Partition, state: PartitionState, assigned: Sequence[int]) -> None:
+    def lead(self: Role, state: PartitionState, assigned: Sequence[int]) -> None:
         led.append(state.leader)
         real(self, state, assigned)
 
-    monkeypatch.setattr(Partition, "lead", lead)
+    monkeypatch.setattr(Role, "lead", lead)
     record = leader.record("t")
     state = join(record.states[0], lost, record.states[0].directories[lost], 2)
     if role == "leader":
@@ -410,7 +411,7 @@ def emptied_and_leading(
     """Of two replicas: the one that does not lead loses its disk after records were deleted, comes back, and leads."""
     leader = leader_of(brokers, topic)
     waited_for(in_sync(brokers, topic, 0, 0, 1))
-    waited_for(lambda: replica(leader, topic).high_watermark == replica(leader, topic).end_offset)
+    waited_for(lambda: replica(leader, topic).role.high_watermark == replica(leader, topic).end_offset)
     [old] = [number for number, each in brokers.items() if each is leader]
     brokers.pop(1 - old).stop(clean=False)
     waited_for(in_sync(brokers, topic, 0, old))
@@ -582,7 +583,7 @@ def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
         for number in range(20):
             assert not client.append(topic, a_batch([b"%d" % number]), acks=1).HasField("error")
     waited_for(lambda: len(refused) == 2)
-    waited_for(lambda: all(replica(each, topic).high_watermark == 20 for each in brokers.values()))
+    waited_for(lambda: all(replica(each, topic).role.high_watermark == 20 for each in brokers.values()))
     assert not emptied
 
 
@@ -597,7 +598,7 @@ def test_a_replica_with_a_flush_before_each_ack_keeps_what_was_synced_after_a_lo
         for number in range(20):
             assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
     lost = next(number for number, each in brokers.items() if each is not leader)
-    waited_for(lambda: replica(brokers[lost], topic).high_watermark == 20)
+    waited_for(lambda: replica(brokers[lost], topic).role.high_watermark == 20)
     brokers[lost].broker.host._directory.save_high_watermarks()
     log = replica(brokers[lost], topic).log
     before = values(replica(leader, topic))
@@ -610,7 +611,7 @@ def test_a_replica_with_a_flush_before_each_ack_keeps_what_was_synced_after_a_lo
     brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
     partition = replica(brokers[lost], topic)
     assert partition.end_offset == 20 and "damaged_end_cut" not in caplog.text
-    waited_for(lambda: partition.is_whole)
+    waited_for(lambda: partition.following.is_whole)
     waited_for(lambda: "damage_repaired" in caplog.text)
     assert path.read_bytes() == before
 
@@ -641,11 +642,11 @@ def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
         patched.setattr(Disk, "boot_id", lambda self: "another boot")
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
     partition = replica(brokers[lost], topic)
-    waited_for(lambda: not partition.is_whole)
+    waited_for(lambda: not partition.following.is_whole)
     assert partition.end_offset == 20
     brokers[first] = start_broker(first, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, *members), 30)
-    assert "damaged_end_cut" in caplog.text and partition.is_whole and partition.end_offset == 20
+    assert "damaged_end_cut" in caplog.text and partition.following.is_whole and partition.end_offset == 20
 
 
 def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
@@ -739,7 +740,7 @@ def test_a_log_that_ends_amid_a_batch_of_its_leader_begins_anew_with_that(
     with leader.client() as client:
         for _ in range(3):
             assert not client.append(topic, a_batch([b"%d" % each for each in range(10)]), acks=-1).HasField("error")
-    waited_for(lambda: replica(leader, topic).high_watermark == 30)
+    waited_for(lambda: replica(leader, topic).role.high_watermark == 30)
     replica(leader, topic).delete_before(15)
     lost = next(number for number, each in brokers.items() if each is not leader)
     waited_for(lambda: replica(brokers[lost], topic).start_offset == 15)

@@ -51,7 +51,7 @@ class Restored:
             brokers[0] = start(0, replica_lag_time_max_ms=LAG_MS)
             waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
         # Each knows by now that readers may have seen the record.
-        waited_for(lambda: all(replica(broker, topic).high_watermark == 2 for broker in brokers.values()))
+        waited_for(lambda: all(replica(broker, topic).role.high_watermark == 2 for broker in brokers.values()))
         for broker in brokers.values():
             broker.stop()
         session.set(self._path, backup)
@@ -65,7 +65,7 @@ class Restored:
     def is_whole(self) -> bool:
         """Whether every broker has both records, and they are in sync."""
         held = [each.broker.host.hosted.get((self.topic, 0)) for each in self.brokers.values()]
-        return all(partition is not None and partition.high_watermark == 2 for partition in held)
+        return all(partition is not None and partition.role.high_watermark == 2 for partition in held)
 
 
 @pytest.mark.timeout(60)
@@ -76,8 +76,8 @@ def test_a_log_that_knows_a_later_epoch_is_not_led_in_an_older_one(
     refused = restored.brokers[0].broker.host.failure(restored.topic, 0)
     assert isinstance(refused, errors.FencedLeaderEpoch), "it is better not served than led twice in one epoch"
     restored.correct(leader=-1, leader_epoch=5, isr=[1], eligible=[])
-    waited_for(lambda: replica(restored.brokers[1], restored.topic).leads)
-    assert replica(restored.brokers[1], restored.topic).leader_epoch == 6
+    waited_for(lambda: replica(restored.brokers[1], restored.topic).role.leads)
+    assert replica(restored.brokers[1], restored.topic).role.epoch == 6
     waited_for(restored.is_whole)
 
 
@@ -90,5 +90,5 @@ def test_followers_of_a_restored_leader_that_lacks_records_do_not_cut_theirs(
     ends = {number: replica(each, restored.topic).end_offset for number, each in restored.brokers.items()}
     assert ends == {0: 1, 1: 2, 2: 2}, "the records are still there"
     restored.correct(leader=-1, leader_epoch=5, isr=[1], eligible=[])
-    waited_for(lambda: replica(restored.brokers[1], restored.topic).leads)
+    waited_for(lambda: replica(restored.brokers[1], restored.topic).role.leads)
     waited_for(restored.is_whole)

@@ -41,7 +41,7 @@ def filled_topic(brokers: Brokers) -> tuple[bytes, RunningBroker, list[RunningBr
     leader = leader_of(brokers, topic)
     waited_for(in_sync(brokers, topic, 0, *brokers))
     fill(leader, topic)
-    waited_for(lambda: all(replica(each, topic).high_watermark == BATCHES for each in brokers.values()))
+    waited_for(lambda: all(replica(each, topic).role.high_watermark == BATCHES for each in brokers.values()))
     return topic, leader, [each for each in brokers.values() if each is not leader]
 
 
@@ -124,7 +124,7 @@ def test_a_follower_copies_over_a_hole_of_its_leader_that_another_replica_fills(
     brokers.pop(late).stop(clean=False)
     fill(leader, topic)
     other = next(each for each in brokers.values() if each is not leader)
-    waited_for(lambda: replica(other, topic).high_watermark == BATCHES)
+    waited_for(lambda: replica(other, topic).role.high_watermark == BATCHES)
     before = contents(leader, topic)
     flip(leader, topic, 1, at)
     brokers[late] = start_broker(late)
@@ -176,7 +176,7 @@ def test_a_replica_with_damage_joins_once_it_is_repaired_and_keeps_what_is_good_
     waited_for(in_sync(brokers, topic, 0, 0, 1))
     fill(leader, topic)
     number = next(number for number, each in brokers.items() if each is not leader)
-    waited_for(lambda: all(replica(each, topic).high_watermark == BATCHES for each in brokers.values()))
+    waited_for(lambda: all(replica(each, topic).role.high_watermark == BATCHES for each in brokers.values()))
     before = contents(leader, topic)
     for each in brokers.values():
         flip(each, topic, 1, 700)
@@ -187,9 +187,9 @@ def test_a_replica_with_damage_joins_once_it_is_repaired_and_keeps_what_is_good_
     waited_for(in_sync(brokers, topic, 0, 1 - number))
     brokers[number] = start_broker(number, replica_lag_time_max_ms=1000)
     waited_for(lambda: any(reason for _, _, reason in known(brokers[number])))
-    waited_for(lambda: replica(leader, topic).lacking_bytes(number) == 0)
+    waited_for(lambda: replica(leader, topic).role.lacking_bytes(number) == 0)
     fill(leader, topic, 1)
-    waited_for(lambda: replica(brokers[number], topic).high_watermark == BATCHES + 1)
+    waited_for(lambda: replica(brokers[number], topic).role.high_watermark == BATCHES + 1)
     assert leader.record("t").states[0].isr == (1 - number,)
     assert replica(brokers[number], topic).start_offset == 0
     flip(leader, topic, 1, 700)
@@ -219,7 +219,7 @@ def test_a_partition_that_was_moved_is_repaired_from_where_it_is(brokers: Broker
     begin(1, second, 99)  # there is no such broker, so this move goes on
     begin(0, first, other)
     waited_for(lambda: brokers[0].record("t").states[0].replicas == (first, other))
-    waited_for(lambda: replica(brokers[other], topic).high_watermark == BATCHES)
+    waited_for(lambda: replica(brokers[other], topic).role.high_watermark == BATCHES)
     assert brokers[0].record("t").replicas[0] == (first,)
     waited_for(lambda: leader.broker.host.metadata.topics["t"].replicas_of(0) == (first, other))
     flip(leader, topic, 1, 700)

@@ -732,7 +732,7 @@ def test_a_new_leader_epoch_does_not_wait_for_an_apply_of_the_one_before(
         patched.setattr(partition.log, "append_decided", slow_append)
         applied = threads.submit(apply, partition, prepared)
         assert stands.wait(30)
-        led = threads.submit(partition.lead, PartitionState.only(0, "here", 1), [0])
+        led = threads.submit(partition.role.lead, PartitionState.only(0, "here", 1), [0])
         try:
             led.result(5)
             partition.append_as_leader([numbered(7)])
@@ -743,7 +743,7 @@ def test_a_new_leader_epoch_does_not_wait_for_an_apply_of_the_one_before(
             applied.result(30)
     assert partition.readable_end_offset == (0 if begun else 1), "half of a batch stays hidden"
     assert apply(partition, prepared) == 5
-    assert (partition.leader_epoch, partition.readable_end_offset) == (1, 5)
+    assert (partition.role.epoch, partition.readable_end_offset) == (1, 5)
 
 
 def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:

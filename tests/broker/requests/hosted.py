@@ -33,7 +33,7 @@ class Hosted:
             for number in range(partitions)
         ]
         for partition in self.partitions:
-            partition.lead(PartitionState.only(0, "here"), [0])
+            partition.role.lead(PartitionState.only(0, "here"), [0])
         self.hosted = {(TOPIC_ID, partition.number): partition for partition in self.partitions}
         self.settings = BrokerSettings.parse()
         self.clock: Clock = SYSTEM_CLOCK

@@ -163,7 +163,7 @@ def believing(offset: int, leader_epoch: int | None, last_epoch: int | None = No
 def in_epoch_1(host: Hosted) -> Hosted:
     """Its first partition has offsets 0 to 2 of epoch 0, and 3 to 5 of epoch 1."""
     partition = host.partitions[0]
-    partition.lead(PartitionState.only(0, "here", leader_epoch=1), [0])
+    partition.role.lead(PartitionState.only(0, "here", leader_epoch=1), [0])
     for _ in range(3):
         view = memoryview(bytearray(BATCH))
         partition.append_as_leader([(check_batch(view), view)])

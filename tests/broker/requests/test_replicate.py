@@ -11,6 +11,7 @@ import pytest
 from broker.replica.fetcher import ReplicaFetcher
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
+from broker.replica.role import Role
 from broker.replica.throttle import Throttle
 from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
@@ -28,7 +29,7 @@ class Leading(Hosted):
         super().__init__(directory, partitions)
         state = PartitionState(0, 1, (0, 2), (), {0: "here", 1: "its", 2: "other"})
         for partition in self.partitions:
-            partition.lead(state, [0, 1, 2])
+            partition.role.lead(state, [0, 1, 2])
 
     replica_of = Hosted.leader_of
 
@@ -78,7 +79,7 @@ def request(registration: int, *, leaves: bool = False) -> pb.ReplicaFetchReques
 
 def joining(partition: Partition, registration: int) -> list[int]:
     live = {1: BrokerRecord(1, "there", 1, 2, directory="its", epoch=registration)}
-    wanted = partition.wanted_changes(SYSTEM_CLOCK.monotonic(), 10.0, live)
+    wanted = partition.role.wanted_changes(SYSTEM_CLOCK.monotonic(), 10.0, live)
     return [] if wanted is None else [each.broker_id for each in wanted.joining]
 
 
@@ -90,13 +91,13 @@ def test_a_lost_log_does_not_join_while_the_request_that_leaves_it_is_taken_in(
     session.take(request(1))
     assert [joining(partition, 1) for partition in host.partitions] == [[1], [1]]
     seen: list[list[int]] = []
-    real = Partition.left
+    real = Role.left
 
-    def left(self: Partition, broker_id: int, directory: str) -> None:
+    def left(self: Role, broker_id: int, directory: str) -> None:
         seen.extend(joining(partition, 2) for partition in host.partitions)
         real(self, broker_id, directory)
 
-    monkeypatch.setattr(Partition, "left", left)
+    monkeypatch.setattr(Role, "left", left)
     session.take(request(2, leaves=True))
     assert seen == [[]] * 4
     assert [joining(partition, 2) for partition in host.partitions] == [[], []]
@@ -118,7 +119,7 @@ def test_a_lost_log_that_was_sent_records_since_it_was_named_does_not_join(host:
 def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any) -> None:
     """The position of the new one may be named later."""
     [old, new] = host.partitions
-    new.follow(2, 5)
+    new.role.follow(2, 5)
     fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
     key = TOPIC_ID, 0
     fetcher.follow(key, old)

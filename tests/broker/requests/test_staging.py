@@ -1210,7 +1210,7 @@ def test_a_partition_that_is_closed_while_it_is_resolved_keeps_no_other_from_it(
     def apply_but_to_the_first(partition: Partition, *arguments: Any) -> Any:
         asked.append(partition.label)
         if len(asked) == 1:
-            raise partition._not_here()
+            raise partition.role.not_here()
         return apply(partition, *arguments)
 
     apply = Partition.apply

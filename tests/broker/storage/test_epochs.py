@@ -182,11 +182,11 @@ def test_partition_whose_epoch_is_over_does_not_lead(tmp_path: Path) -> None:
     partition.log.begin_epoch(2)
     with pytest.raises(NotLeader):
         partition.append_as_leader([numbered(1)])
-    partition.lead(PartitionState.only(0, "here", 3), [0])
+    partition.role.lead(PartitionState.only(0, "here", 3), [0])
     partition.append_as_leader([numbered(1)])
     assert epochs_of(partition.log) == [(1, 0), (2, 1), (3, 1)]
-    partition.follow(1, 2)  # it is over too
-    assert (partition.leads, partition.leader_epoch) == (True, 3)
+    partition.role.follow(1, 2)  # it is over too
+    assert (partition.role.leads, partition.role.epoch) == (True, 3)
     directory.close()
 
 

@@ -953,7 +953,7 @@ def test_a_reader_that_takes_nothing_holds_no_request_memory_that_others_wait_fo
     durable = broker.new_topic("durable", flush_messages=1)
     log = broker.broker.host.leader_of(durable, 0).log
     for each in broker.broker.host.hosted.values():
-        each.log.begin_epoch(each.leader_epoch)  # else the first append would wait for its sync
+        each.log.begin_epoch(each.role.epoch)  # else the first append would wait for its sync
     may_sync = threading.Event()
     real_sync = log._disk.sync
 

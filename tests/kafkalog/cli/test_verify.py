@@ -32,7 +32,7 @@ def fill(brokers: Brokers, admin: Admin) -> tuple[int, int, int]:
     topic_id = admin.describe_topics(["t"])[0].topic_id
     for each in brokers.running.values():
         replica = each.broker.host.replica_of(topic_id, 0)
-        waited_for(lambda replica=replica: replica.high_watermark == RECORDS)  # type: ignore[misc]
+        waited_for(lambda replica=replica: replica.role.high_watermark == RECORDS)  # type: ignore[misc]
         replica.log.flush()
     return leader, first, second
 

@@ -293,7 +293,7 @@ def test_a_replica_that_is_added_again_is_not_in_sync_by_what_it_had_said_before
     admin.reassign("t", to_brokers=[0, 1], replication_factor=2)
     host = brokers.running[0].broker.host
     leader = host.leader_of(topic_id, 0)
-    waited_for(lambda: (led := leader._leadership) is not None and led.replicas == (0, 1))
+    waited_for(lambda: (led := leader.role.leadership) is not None and led.replicas == (0, 1))
     InSyncSets(host, SYSTEM_CLOCK).look()
     assert brokers.running[0].record("t").states[0].isr == (0,)
     may_open.set()
