@@ -90,9 +90,10 @@ class LeaderEpochs:
         return self._entries[known - 1].epoch if known else NO_EPOCH
 
     def start_at(self, start_offset: int) -> None:
-        """Replace the entries before the log's start by one for the epoch of the first record that is left."""
+        """Replace the entries before the log's start by one for the epoch of the last record before it. It stays
+        without records too: the log of a follower that has not heard of a later epoch may end with that record."""
         kept = [entry for entry in self._entries if entry.start_offset >= start_offset]
-        if len(kept) < len(self._entries) and not (kept and kept[0].start_offset == start_offset):
+        if len(kept) < len(self._entries):
             kept.insert(0, EpochStart(self._entries[-len(kept) - 1].epoch, start_offset))
         self._entries = kept
 

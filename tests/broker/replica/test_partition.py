@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from broker.config import TopicSettings
+from broker.replica.leadership import Pulse
 from broker.replica.partition import Partition
 from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
+from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import FencedLeaderEpoch, NotLeader, ReplicaDiverged, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
@@ -234,6 +236,17 @@ def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begin
         partition.following.truncate(-1, 6, 6, 6, 4)
     partition.following.truncate(-1, 8, 8, 7, 4)
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (7, 7, 7)
+
+
+def test_a_follower_whose_records_its_next_leader_has_deleted_agrees_with_it(directory: LogDirectory) -> None:
+    """It began anew and forgot the producers, while it was in the in-sync set and could be elected."""
+    leader = open_partition(directory, leader_epoch=3)
+    leader.append_as_leader([checked(a_batch([b"a", b"b"]))])
+    leader.role.lead(replace(TWO, isr=(0, 1)), [0, 1])
+    assert leader.delete_before(-1) == 2
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1)
+    assert leader.role.fetched(1, "there", pulse, 4, 2, 3, True, []) is None
+    assert leader.role.fetched(1, "there", pulse, 4, 3, 3, True, []) == (3, 2), "what comes after them is cut"
 
 
 def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_topic_allows_it(

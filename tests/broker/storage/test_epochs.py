@@ -66,9 +66,9 @@ def test_epoch_ends_where_the_next_one_begins_or_the_log_ends(asked: int, found:
     [
         (0, ENTRIES),
         (4, [(0, 4), (2, 10), (3, 10), (5, 30)]),
-        (10, [(2, 10), (3, 10), (5, 30)]),
+        (10, [(0, 10), (2, 10), (3, 10), (5, 30)]),
         (11, [(3, 11), (5, 30)]),
-        (30, [(5, 30)]),
+        (30, [(3, 30), (5, 30)]),
         (99, [(5, 99)]),
     ],
 )
@@ -222,7 +222,8 @@ def test_deletions_move_the_first_entry_to_the_start(restarted: Restarted) -> No
     log = restarted.open()
     assert epochs_of(log) == expected
     log.delete_before(60)
-    assert epochs_of(log) == [(3, 60)]
+    assert epochs_of(log) == [(2, 60), (3, 60)]
+    assert log.epoch_end(2) == (2, 60), "a follower whose log ends there is not behind"
 
 
 @pytest.mark.parametrize("damage", [b"", b"junk", None])
