@@ -79,7 +79,7 @@ class Applier:
         self._staging = staging
         self._applying = threading.Lock()
         self._settling = threading.Lock()  # guards _epoch
-        self._epoch = -1  # the leader epoch that began last
+        self._epoch = -1  # the leader epoch that this replica leads; -1: none
         self._appending = threading.Lock()  # guards _closed, and each append
         self._closed = False
         self._lock = threading.Lock()  # guards all below
@@ -106,6 +106,10 @@ class Applier:
                 self._ends = {}
                 self._publish()
             self._epoch = leader_epoch
+
+    def end_epoch(self) -> None:
+        """The epoch that this replica leads is over: an apply of it settles nothing any more. Waits for none."""
+        self._epoch = -1
 
     @contextmanager
     def _settling_in(self, leader_epoch: int) -> Iterator[None]:
@@ -238,7 +242,7 @@ class Applier:
                 self.applied_bytes += size
                 unsynced += size
                 if unsynced >= _SYNC_BYTES:  # else all would be synced at the end, with no progress to report meanwhile
-                    behind = self._synced_to(prepared.producer_id, behind)
+                    behind = self._synced_to(prepared.producer_id, behind, leader_epoch)
                     unsynced = 0
         except StagedPartLost:
             with self._settling_in(leader_epoch):
@@ -258,14 +262,15 @@ class Applier:
         if progress is None or progress.batch_id != prepared.batch_id:
             self._show((prepared.producer_id, prepared.batch_id))
 
-    def _synced_to(self, producer_id: int, behind: int) -> int:
+    def _synced_to(self, producer_id: int, behind: int, leader_epoch: int) -> int:
         """Wait for the sync of earlier appends, not of the last one, so that the disk and this thread work in parallel.
         Returns the offset to wait for the next time."""
         self._log.flush_to(behind)
         self.applied_bytes += 1
         progress = self._log.apply_progress(producer_id)
-        assert progress is not None
-        return progress.end_offset
+        with self._settling_in(leader_epoch):
+            assert progress is not None, "only a follower's log is cut"
+            return progress.end_offset
 
     def _show_unless_half(self, prepared: PreparedSet) -> None:
         """Show the part of a batch that is in the log, unless the rest will follow."""

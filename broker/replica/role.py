@@ -159,6 +159,7 @@ class Role:
             if leader_epoch < self.epoch:
                 return
             if self.leadership is not None:
+                self._applier.end_epoch()  # before the log may be cut
                 self._staging.end_epoch()
             with suppress(FencedLeaderEpoch):  # the log knows of a later one: what is behind it is refused anyway
                 self._log.follow_epoch(leader_epoch)  # first: an append that waits comes to nothing

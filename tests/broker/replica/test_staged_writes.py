@@ -31,6 +31,7 @@ from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, read_al
 from tests.crash.memory_disk import MemoryDisk
 
 PRODUCER = 1 << 62
+BOTH = PartitionState(0, 1, (0, 1), (), {0: "here", 1: "there"})
 
 
 @pytest.fixture
@@ -744,6 +745,30 @@ def test_a_new_leader_epoch_does_not_wait_for_an_apply_of_the_one_before(
     assert partition.readable_end_offset == (0 if begun else 1), "half of a batch stays hidden"
     assert apply(partition, prepared) == 5
     assert (partition.role.epoch, partition.readable_end_offset) == (1, 5)
+
+
+def test_an_apply_whose_epoch_ends_and_whose_records_are_cut_off_tells_that_nobody_leads_here(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = open_partition(directory)
+    partition.role.lead(BOTH, [0, 1])
+    prepared = write(partition, 0, [batch(number) for number in range(3)])
+    append_decided = partition.log.append_decided
+
+    def cut(batches: list[Batch], leader_epoch: int) -> None:
+        append_decided(batches, leader_epoch)
+        assert partition.end_offset == 3
+        partition.role.follow(1, 2)
+        partition.following.truncate(-1, 0, 0, 0, 2)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partition.log, "append_decided", cut)
+        with pytest.raises(NotLeader):
+            apply(partition, prepared)
+    assert partition.end_offset == 0
+    partition.role.lead(PartitionState.only(0, "here", 3), [0])
+    assert apply(partition, prepared) == 3
+    assert partition.readable_end_offset == 3
 
 
 def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
