@@ -24,14 +24,16 @@ class Pulse:
         at: when it came; by the monotonic clock.
         proven_at: it was surely sent after this.
         registration: of the broker, as it says.
+        connection: on which it came; a connection that was accepted later has a larger number.
     """
 
-    __slots__ = ("at", "proven_at", "registration")
+    __slots__ = ("at", "connection", "proven_at", "registration")
 
-    def __init__(self, at: float, registration: int) -> None:
+    def __init__(self, at: float, registration: int, connection: int) -> None:
         self.at = at
         self.proven_at = -math.inf
         self.registration = registration
+        self.connection = connection
 
 
 @dataclass(slots=True)
@@ -157,6 +159,9 @@ class Leadership:
     ) -> bool:
         """A follower's log agrees with the leader's up to its end. Returns whether the follower may join.
 
+        What comes late on a connection after which the follower has made another one is not what it says now: it would
+        stand for as long as the follower has nothing new to say.
+
         Args:
             pulse: of the follower's connection.
             end_offset: of the follower's log: what it has, durably if the topic asks for that.
@@ -168,6 +173,8 @@ class Leadership:
             return False
         replica = broker_id, directory
         before = self._followers.get(replica)
+        if before is not None and before.pulse.connection > pulse.connection:
+            return False
         caught_up_at = self._caught_up_at(replica)
         if end_offset >= leader_end:
             caught_up_at = pulse.at
@@ -178,11 +185,11 @@ class Leadership:
         )
         return broker_id not in self.joining and self._may_join(broker_id, follower, leader_end, leader_staged)
 
-    def left(self, broker_id: int, directory: str) -> None:
+    def left(self, broker_id: int, directory: str, connection: int) -> None:
         """A follower follows this leader no longer, whatever its broker asks of other partitions."""
         follower = self._followers.get((broker_id, directory))
-        if follower is not None:
-            follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration)
+        if follower is not None and follower.pulse.connection <= connection:
+            follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration, connection)
 
     def _may_join(self, broker_id: int, follower: Follower, leader_end: int, leader_staged: int) -> bool:
         """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it

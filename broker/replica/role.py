@@ -261,11 +261,11 @@ class Role:
         if not is_followed:
             raise OffsetNotAvailable(partition=self._label, leader_epoch=leadership.epoch) from None
 
-    def left(self, broker_id: int, directory: str) -> None:
-        """A follower does not follow this replica any more."""
+    def left(self, broker_id: int, directory: str, connection: int) -> None:
+        """A follower does not follow this replica any more; see `Leadership.left`."""
         with self.lock:
             if self.leadership is not None:
-                self.leadership.left(broker_id, directory)
+                self.leadership.left(broker_id, directory, connection)
 
     # --- what followers say ----------------------------------------------------------------------------------------
 

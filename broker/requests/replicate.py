@@ -80,14 +80,15 @@ class ReplicaSession:
     """The followers of a connection. Not thread-safe, except that appends mark partitions.
 
     Args:
+        number: of the connection; one that was accepted later has a larger number.
         wake: called when there may be news.
     """
 
-    def __init__(self, host: Host, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, host: Host, clock: Clock, number: int, wake: Callable[[], None]) -> None:
         self._host = host
         self._clock = clock
         self._wake = wake
-        self._pulse = Pulse(clock.monotonic(), -1)
+        self._pulse = Pulse(clock.monotonic(), -1, number)
         self._broker_id = -1
         self._positions: dict[_Key, _Position] = {}
         self._throttled: set[_Key] = set()  # whose copies were held to a rate when they were looked at last
@@ -142,7 +143,7 @@ class ReplicaSession:
         self._throttled.discard(key)
         partition = self._host.hosted.get(key)  # also if its position is not known now, because it was answered
         if partition is not None:
-            partition.role.left(request.broker_id, request.directory)
+            partition.role.left(request.broker_id, request.directory, self._pulse.connection)
 
     def _mark(self, key: _Key) -> None:
         """There are news of a partition; called by any thread."""

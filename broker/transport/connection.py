@@ -130,6 +130,7 @@ class Connection:
 
     Args:
         sock: accepted, non-blocking; closed at the end.
+        number: larger than those of the connections that were accepted before.
         parse_permits: has an item for each connection that may parse and check at once. Hundreds that wait for the
             interpreter's lock wake up every few milliseconds to request it, and each holds its objects: 900 took 20 s
             and 90 MB more.
@@ -139,6 +140,7 @@ class Connection:
     def __init__(
         self,
         sock: socket.socket,
+        number: int,
         peer: str,
         host: Host,
         settings: BrokerSettings,
@@ -149,6 +151,7 @@ class Connection:
     ) -> None:
         self._served = Counter(requests=0, sendfile_bytes=0)  # no new keys: other threads iterate over it
         self._sock = sock
+        self._number = number
         self._peer = peer
         self._host = host
         self._settings = settings
@@ -579,7 +582,7 @@ class Connection:
     def _answer_replica_fetch(self, fetch: _ReplicaFetch) -> bool:
         session = self._followers
         if session is None:
-            session = self._followers = ReplicaSession(self._host, self._clock, self.wake)
+            session = self._followers = ReplicaSession(self._host, self._clock, self._number, self.wake)
         if fetch.request is not None:
             session.take(fetch.request)
             fetch.request = None

@@ -7,6 +7,7 @@ requests that it has received whole.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -67,7 +68,8 @@ class DataPort:
         self._lock = threading.Lock()  # guards _connections, _closed_counters, _refused_count
         self._connections: set[Connection] = set()
         self._closed_counters: Counter[str] = Counter()
-        self._refused: deque[tuple[socket.socket, float]] = deque()  # the accept thread's own
+        self._refused: deque[tuple[socket.socket, float]] = deque()  # the accept thread's own, as the next
+        self._numbers = itertools.count()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self._thread = threading.Thread(target=self._accept_all, name="dataport-accept", daemon=True)
@@ -159,6 +161,7 @@ class DataPort:
             return
         connection = Connection(
             accepted,
+            next(self._numbers),
             peer,
             self._host,
             self._settings,

@@ -315,7 +315,7 @@ class Machine:
         host, clock = self.host, self.world.scheduler.clock
         if host is None:
             return
-        session = ReplicaSession(host, clock, connection.has_requests.set)
+        session = ReplicaSession(host, clock, connection.number, connection.has_requests.set)
         pending: deque[tuple[pb.ReplicaFetchRequest, float]] = deque()
         is_taken = False
         try:

@@ -6,6 +6,7 @@ all requests on their way but the first few, which are executed late. Messages a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class Network:
         blocked_until: by source and target, until when the way between them delivers nothing.
         slow_until: by source and target, until when it is slow.
         latency_seconds: of a way, on the average.
+        numbers: of connections, in the order in which they are made.
     """
 
     def __init__(self, scheduler: Scheduler, chance: random.Random) -> None:
@@ -35,6 +37,7 @@ class Network:
         self.slow_until: dict[tuple[str, str], float] = {}
         self.latency_seconds = 0.0003
         self.connections: list[Connection] = []
+        self.numbers = itertools.count()
 
     def block(self, source: str, target: str, seconds: float) -> None:
         self.blocked_until[source, target] = self.scheduler.now + seconds
@@ -79,6 +82,7 @@ class Connection:
 
     def __init__(self, network: Network, source: Process, target: Process) -> None:
         self.network = network
+        self.number = next(network.numbers)
         self.source = source
         self.target = target
         self.is_up = True

@@ -30,9 +30,10 @@ def fetched(
     is_whole: bool = True,
     directory: str = "",
     registration: int = 1,
+    connection: int = 0,
 ) -> bool:
     """By default from the directory in the state, by the broker's registration."""
-    pulse = Pulse(now, registration)
+    pulse = Pulse(now, registration, connection)
     return leadership.fetched(broker, directory or DIRECTORIES[broker], pulse, end, is_whole, 0, leader_end, 0)
 
 
@@ -99,7 +100,7 @@ def test_a_replica_joins_with_all_from_before_the_epoch_and_below_min_with_all()
     assert not fetched(below, 2, 13, 14)
     assert fetched(below, 2, 14, 14)
     assert not fetched(below, 0, 14, 14)  # itself
-    assert not below.fetched(7, "d", Pulse(101.0, 1), 14, True, 0, 14, 0)  # no replica of it
+    assert not below.fetched(7, "d", Pulse(101.0, 1, 0), 14, True, 0, 14, 0)  # no replica of it
 
 
 def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
@@ -114,7 +115,7 @@ def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
 
 
 def test_a_follower_that_lags_or_never_fetched_leaves_and_an_idle_one_stays() -> None:
-    leadership, idle = leading(0, 1, 2), Pulse(101.0, 1)
+    leadership, idle = leading(0, 1, 2), Pulse(101.0, 1, 0)
     leadership.fetched(1, "b", idle, 10, True, 0, 10, 0)
     fetched(leadership, 2, 4, 10)
     assert leaving(leadership, 109.0, 10) == []
@@ -177,9 +178,9 @@ def test_a_replica_joins_with_what_is_in_the_directory_of_its_registration() -> 
 def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
     leadership = Leadership(0, state(0, 1), ALL, 2, 10, 100, 10, now=100.0)
     for staged_end in (-1, 99):
-        assert not leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, staged_end, 10, 100)
-    assert leadership.fetched(2, "c", Pulse(101.0, 1), 10, True, 100, 10, 100)
-    leadership.fetched(1, "b", Pulse(101.0, 1), 10, True, 300, 10, 300)
+        assert not leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, staged_end, 10, 100)
+    assert leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, 100, 10, 100)
+    leadership.fetched(1, "b", Pulse(101.0, 1, 0), 10, True, 300, 10, 300)
     assert leadership.advance(10, 300)
     assert leadership.staged_watermark == 300
     assert leadership.changes(101.0, 10.0, 10, 300, LIVE)[0] == []
@@ -194,7 +195,7 @@ def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
 
 
 def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() -> None:
-    leadership, pulses = leading(0, 1, 2), {number: Pulse(101.0, 1) for number in (1, 2)}
+    leadership, pulses = leading(0, 1, 2), {number: Pulse(101.0, 1, 0) for number in (1, 2)}
     for number, pulse in pulses.items():
         leadership.fetched(number, DIRECTORIES[number], pulse, 10, True, 0, 10, 0)
     assert not leadership.is_followed(0.0)  # a request that was sent may have waited for any time
@@ -202,7 +203,7 @@ def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() 
     assert not leadership.is_followed(90.0)
     pulses[2].proven_at = 95.0
     assert leadership.is_followed(95.0) and not leadership.is_followed(95.1)
-    leadership.left(2, "c")
+    leadership.left(2, "c", 0)
     pulses[2].proven_at = 110.0  # its broker follows other partitions
     assert not leadership.is_followed(90.0)
 
@@ -210,7 +211,7 @@ def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() 
 def test_no_election_is_ruled_out_while_replicas_are_eligible_and_none_is_to_be_expected_of_a_set_of_one() -> None:
     assert leading(0).is_followed(100.0)
     eligible = leading(0, 1)
-    pulse = Pulse(101.0, 1)
+    pulse = Pulse(101.0, 1, 0)
     eligible.fetched(1, "b", pulse, 10, True, 0, 10, 0)
     pulse.proven_at = 100.0
     assert eligible.is_followed(90.0)

@@ -244,7 +244,7 @@ def test_a_follower_whose_records_its_next_leader_has_deleted_agrees_with_it(dir
     leader.append_as_leader([checked(a_batch([b"a", b"b"]))])
     leader.role.lead(replace(TWO, isr=(0, 1)), [0, 1])
     assert leader.delete_before(-1) == 2
-    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1)
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
     assert leader.role.fetched(1, "there", pulse, 4, 2, 3, True, []) is None
     assert leader.role.fetched(1, "there", pulse, 4, 3, 3, True, []) == (3, 2), "what comes after them is cut"
 

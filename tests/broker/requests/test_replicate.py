@@ -54,7 +54,7 @@ def test_states_of_producers_that_do_not_fit_into_an_answer_are_not_made_for_it(
         return bytes(700)
 
     monkeypatch.setattr(Partition, "producers_before", producers_before)
-    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
     named = [
         pb.ReplicaPosition(topic_id=TOPIC_ID, partition=number, leader_epoch=1, last_epoch=-1, needs_producers=True)
         for number in range(5)
@@ -87,15 +87,15 @@ def test_a_lost_log_does_not_join_while_the_request_that_leaves_it_is_taken_in(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is the first one of the broker's next registration."""
-    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
     session.take(request(1))
     assert [joining(partition, 1) for partition in host.partitions] == [[1], [1]]
     seen: list[list[int]] = []
     real = Role.left
 
-    def left(self: Role, broker_id: int, directory: str) -> None:
+    def left(self: Role, broker_id: int, directory: str, connection: int) -> None:
         seen.extend(joining(partition, 2) for partition in host.partitions)
-        real(self, broker_id, directory)
+        real(self, broker_id, directory, connection)
 
     monkeypatch.setattr(Role, "left", left)
     session.take(request(2, leaves=True))
@@ -104,7 +104,7 @@ def test_a_lost_log_does_not_join_while_the_request_that_leaves_it_is_taken_in(
 
 
 def test_a_lost_log_that_was_sent_records_since_it_was_named_does_not_join(host: Any) -> None:
-    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
     session.take(request(1))
     for partition in host.partitions:
         partition.append_as_leader([batch(0)])
@@ -114,6 +114,16 @@ def test_a_lost_log_that_was_sent_records_since_it_was_named_does_not_join(host:
     assert [joining(partition, 1) for partition in host.partitions] == [[1], [1]], "they have all from before the epoch"
     session.take(request(2, leaves=True))
     assert [joining(partition, 2) for partition in host.partitions] == [[], []]
+
+
+def test_what_comes_late_on_an_earlier_connection_is_not_what_a_follower_says_now(host: Any) -> None:
+    """The network held it back. The follower had nothing new to say, so the earlier end stood, and it never joined."""
+    earlier, session = (ReplicaSession(host, SYSTEM_CLOCK, number, lambda: None) for number in (1, 2))
+    session.take(request(2))
+    earlier.take(request(1))
+    assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
+    earlier.take(request(1, leaves=True))
+    assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
 
 
 def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any) -> None:
