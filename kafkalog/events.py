@@ -49,16 +49,16 @@ def _render(event: str, values: dict[str, Any]) -> str:
         return event
     try:
         return f"{event} {_renderer()(None, event, values)}"
-    except OSError:  # no file descriptor left for the import; this may be the very event to log
+    except (OSError, ImportError):  # no file descriptor is left for the import; this may be the very event to log
         return f"{event} {values}"
 
 
 @functools.cache
 def _renderer() -> Callable[[Any, str, dict[str, Any]], str]:
     """key=value rendering with quoting; imported at the first event, for structlog takes 0.2 s to import."""
-    import structlog
+    from structlog.processors import LogfmtRenderer  # ImportError: another thread's import has failed midway
 
-    return structlog.processors.LogfmtRenderer(bool_as_flag=False)
+    return LogfmtRenderer(bool_as_flag=False)
 
 
 def get_logger(name: str) -> EventLogger:
