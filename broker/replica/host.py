@@ -377,13 +377,17 @@ class Host:
             if state is not None and self._others_have(topic, number, state):
                 if lost is not None:
                     turn.anew.add(number)
-                if lost is not None or (self._directory.may_have_lost and settings.flush_messages != 1):
+                if lost is not None or self._may_lack_acknowledged(topic.topic_id, number):
                     turn.departing[number] = state
             if lost is not None and number not in turn.anew:
                 turn.failed[number] = lost
             else:
                 turn.wanted[number] = self._wanted_state(state)
         return turn
+
+    def _may_lack_acknowledged(self, topic_id: bytes, number: int) -> bool:
+        """Whether a loss of power may have taken acknowledged records of a log."""
+        return self._directory.may_have_lost and not self._directory.acks_were_flushed(topic_id, number)
 
     def _others_have(self, topic: TopicRecord, number: int, state: PartitionState) -> bool:
         """Whether another replica may have the partition's log. Before one has joined, this is the only copy."""
@@ -635,6 +639,7 @@ class Host:
     def _open(self, topic: TopicRecord, number: int, settings: TopicSettings) -> Partition:
         label = f"{topic.name}-{number}"
         self._removal.opened((topic.topic_id, number))
+        may_lack = self._may_lack_acknowledged(topic.topic_id, number)
         opened = self._directory.open_log(topic.topic_id, number, label, settings, None)
         if len(topic.replicas_of(number)) > 1:
             opened.high_watermark = self._directory.saved_high_watermark(topic.topic_id, number)
@@ -645,7 +650,7 @@ class Host:
         opened_partition.role.is_certain = self._is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
         opened_partition.following.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1
-        if opened_partition.following.may_have_lost and settings.flush_messages == 1:
+        if opened_partition.following.may_have_lost and not may_lack:
             opened_partition.following.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
 

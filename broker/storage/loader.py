@@ -24,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.storage import replacement
+from broker.config import TopicSettings
+from broker.storage import flushed_acks, replacement
 from broker.storage.checkpoint import (
     TEMPORARY,
     Checkpoint,
@@ -62,6 +63,7 @@ class Opened(NamedTuple):
         synced_before: every record before this offset was synced before the last stop, as far as is known.
         epochs: the leader epochs between the log's start and end.
         lacks_producers: see `lacks_producers`.
+        notes_flushed_acks: the file of `flushed_acks.py` is there.
     """
 
     deleted: list[Segment]
@@ -71,13 +73,14 @@ class Opened(NamedTuple):
     synced_before: int
     epochs: LeaderEpochs
     lacks_producers: bool
+    notes_flushed_acks: bool
 
 
 def open_folder(
-    disk: Disk, folder: Path, label: str, index_interval_bytes: int, producers: Producers, errors: DiskErrors
+    disk: Disk, folder: Path, label: str, settings: TopicSettings, producers: Producers, errors: DiskErrors
 ) -> Opened:
     """Open the segments of a folder, the last one for appending. If there is none, create the first one. Bring the
-    state of the producers to the log's end.
+    state of the producers to the log's end. Note whether acks wait for flushes, before the log is used.
 
     Raises:
         OSError: the log cannot be opened.
@@ -106,6 +109,11 @@ def open_folder(
     checkpoint = stored or Checkpoint()
     if stored is None and bases:
         log.warning("checkpoint_missing", partition=label, folder=str(folder))
+    notes_flushed_acks = flushed_acks.NAME in names
+    if notes_flushed_acks and settings.flush_messages != 1:
+        flushed_acks.forget(disk, folder)
+        notes_flushed_acks = False
+    index_interval_bytes = settings.index_interval_bytes
     segments = [Segment(disk, folder, base, index_interval_bytes, bases[base]) for base in sorted(bases)]
     saved_producers = max(snapshot_offsets(disk, folder), default=-1)
     deleted, segments = _without_deleted(segments, min(checkpoint.start_offset, saved_producers))
@@ -121,6 +129,9 @@ def open_folder(
         else:
             segments = [Segment(disk, folder, checkpoint.synced_offset, index_interval_bytes)]
             segments[0].create()
+            if settings.flush_messages == 1 and not notes_flushed_acks:
+                flushed_acks.note(disk, folder)
+                notes_flushed_acks = True
         start_offset = max(checkpoint.start_offset, segments[0].base_offset)
         found = Checkpoint(start_offset, segments[-1].end_offset, segments[-1].size)
         # The checkpoint of a new log need not be durable: without it, a start determines the same. This saves one sync
@@ -136,7 +147,8 @@ def open_folder(
         for segment in [*segments, *unsynced]:
             segment.close()
         raise
-    return Opened(deleted, segments, found, min(indexed_offset, producers_at), synced_before, epochs, lacks)
+    saved_offset = min(indexed_offset, producers_at)
+    return Opened(deleted, segments, found, saved_offset, synced_before, epochs, lacks, notes_flushed_acks)
 
 
 def make_empty_log(disk: Disk, folder: Path, label: str, start_offset: int) -> None:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from broker.config import TopicSettings
+from broker.storage import flushed_acks
 from broker.storage.apply_progress import Progress, RecordBatch
 from broker.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, read_whole
 from broker.storage.disk import Buffer, TruncateFailed, passes
@@ -141,13 +142,12 @@ class Log:
         )
         self._apply_progress = self._producers.apply_progress
         try:
-            opened = open_folder(
-                self._disk, folder, label, settings.index_interval_bytes, self._producers, self._errors
-            )
+            opened = open_folder(self._disk, folder, label, settings, self._producers, self._errors)
         except OSError as error:
             self._errors.refuse_to_open(error, "opening the log")
-        deleted, self._segments, checkpoint, self._saved_offset, self._synced_before, self._epochs, lacks = opened
-        self._lacks_producers = lacks
+        deleted, self._segments, checkpoint = opened.deleted, opened.segments, opened.checkpoint
+        self._saved_offset, self._synced_before = opened.saved_offset, opened.synced_before
+        self._epochs, self._lacks_producers = opened.epochs, opened.lacks_producers
         self._deleted = deque(deleted)  # segments still to be unlinked, oldest first; under _save_lock
         segments = self._segments
         self._snapshots = Snapshots(self._disk, folder, label, checkpoint, self._errors, self._saved_offset)
@@ -161,6 +161,9 @@ class Log:
         self._flushed_position = self._active.size
         if leader_epoch is not None:
             self._begin_epoch(max(leader_epoch, self._epochs.last))
+        self._acks_lock = threading.Lock()  # guards the file `flushed-acks`; taken before _lock
+        self._notes_flushed_acks = opened.notes_flushed_acks
+        self._acks_flushed_from = self._end_offset  # since the topic has flush.messages=1, acks from here on were
         self._apply_settings(settings)
         self._publish()
         self._unlink_soon()
@@ -254,9 +257,22 @@ class Log:
         return self._flush_messages == 1
 
     def update_settings(self, settings: TopicSettings) -> None:
-        """Change the topic's settings. A new index.interval.bytes takes effect with the next segment."""
-        with self._lock:
-            self._apply_settings(settings)
+        """Change the topic's settings. A new index.interval.bytes takes effect with the next segment.
+
+        Raises:
+            StorageFailed: it cannot be noted that acks will not wait for flushes; the directory is out of service.
+        """
+        with self._acks_lock:
+            if settings.flush_messages != 1 and self._notes_flushed_acks:
+                try:
+                    flushed_acks.forget(self._disk, self.directory)
+                except OSError as error:
+                    self._errors.fail(error, "removing the note that acks are flushed")
+                self._notes_flushed_acks = False
+            with self._lock:
+                if settings.flush_messages == 1 and self._flush_messages != 1:
+                    self._acks_flushed_from = self._end_offset
+                self._apply_settings(settings)
         if self._flush_messages is not None or self._flush_ms is not None:
             self.request_flush()
 
@@ -848,6 +864,24 @@ class Log:
             checkpoint = self._snapshots.checkpoint
             self._snapshots.write_checkpoint(Checkpoint(checkpoint.start_offset, end_offset, summary.covered))
             self._saved_offset = end_offset
+
+    def note_flushed_acks(self) -> None:
+        """Note durably that all that was acknowledged is durable, once it is, of a topic that has got flush.messages=1.
+
+        Raises:
+            StorageFailed, DiskFull: it is not noted.
+        """
+        with self._acks_lock:
+            with self._lock:
+                needed = min(self._acks_flushed_from, self._end_offset)
+                if self._notes_flushed_acks or self._flush_messages != 1 or self._flushed_offset < needed:
+                    return
+            try:
+                flushed_acks.note(self._disk, self.directory)
+                self._disk.sync_dir(self.directory)
+            except OSError as error:
+                self._errors.refuse(error, "noting that acks are flushed")
+            self._notes_flushed_acks = True
 
     # --- cutting -------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.config import BrokerSettings, TopicSettings
+from broker.storage import flushed_acks
 from broker.storage.checkpoint import TEMPORARY, is_whole, read_whole, seal, unseal, write_atomic
 from broker.storage.disk import Disk, is_of_a_name, passes, storage_error
 from broker.storage.disk_errors import DirectoryHealth, DiskErrors
@@ -334,6 +335,13 @@ class LogDirectory:
         except OSError as error:
             DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking up the log")
         return any(name.endswith(LOG_SUFFIX) or name == RESET_NAME for name in names)
+
+    def acks_were_flushed(self, topic_id: bytes, partition: int) -> bool:
+        """Whether all records that were acknowledged here were durable before; see `flushed_acks.py`."""
+        try:
+            return flushed_acks.is_noted(self.disk, self.path / folder_name(topic_id, partition))
+        except OSError as error:
+            DiskErrors(self._health, folder_name(topic_id, partition)).refuse_to_open(error, "looking up the log")
 
     def note_if_missing(self, topic_id: bytes, partition: int) -> bool:
         """Check for a log that should be here.
@@ -717,6 +725,7 @@ class LogDirectory:
                 opened.apply_retention()
                 opened.forget_silent_producers(self.services.steady_clock.now_us() - self._producer_expiration_us)
                 opened.checkpoint()
+                opened.note_flushed_acks()
             except (StorageFailed, Closed):
                 continue
             except DiskFull as error:

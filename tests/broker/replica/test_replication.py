@@ -356,6 +356,33 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     assert lost not in leader.record("t").states[0].isr
 
 
+@pytest.mark.parametrize("is_altered", [False, True], ids=["without a flush", "with a flush since then"])
+def test_what_was_acknowledged_without_a_flush_may_be_lost_by_a_machine_that_was_down_when_that_changed(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_altered: bool
+) -> None:
+    """Half of its log was not on its disk. It was believed by the topic's settings, led, and the other one was cut."""
+    brokers = {number: start_broker(number) for number in range(2)}
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    [lost] = [number for number, each in brokers.items() if each is not leader]
+    waited_for(in_sync(brokers, topic, 0, 0, 1))
+    with leader.client() as client:
+        for number in range(10):
+            assert not client.append(topic, a_batch([b"%05d" % number]), acks=-1).HasField("error")
+    brokers.pop(lost).stop(clean=False)
+    [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0").glob("*.log")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    waited_for(in_sync(brokers, topic, 0, 1 - lost))
+    assert leader.record("t").states[0].eligible == (lost,)
+    if is_altered:
+        leader.stub.AlterTopic(bpb.AlterTopicRequest(name="t", set={"flush.messages": "1"}), timeout=30)
+    with monkeypatch.context() as patched:
+        patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        patched.setattr(InSyncSets, "look", lambda self: None)  # it does not join again
+        brokers[lost] = start_broker(lost)
+        assert leader.record("t").states[0].eligible == ()
+
+
 def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
     """A topic with flush.messages=1 and a staged part on all three replicas; its leader's id; the part's bytes."""
     topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)

@@ -1,0 +1,31 @@
+"""The file `flushed-acks` in a partition's folder. While it is there, all that was acknowledged was durable here before,
+because the topic has had flush.messages=1. The topic's settings do not say so after a loss of power, because they may have been
+changed while the machine was down.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.storage.disk import Disk
+
+NAME = "flushed-acks"
+
+
+def is_noted(disk: Disk, folder: Path) -> bool:
+    """Whether the file is there. Raises OSError."""
+    try:
+        return NAME in disk.names(folder)
+    except FileNotFoundError:
+        return False
+
+
+def note(disk: Disk, folder: Path) -> None:
+    """Make the file; it is durable with the folder's next sync. Raises OSError."""
+    disk.close(disk.create(folder / NAME))
+
+
+def forget(disk: Disk, folder: Path) -> None:
+    """Remove the file durably, before anything is acknowledged that is not flushed. Raises OSError."""
+    disk.unlink(folder / NAME)
+    disk.sync_dir(folder)
