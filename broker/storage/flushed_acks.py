@@ -1,6 +1,7 @@
-"""The file `flushed-acks` in a partition's folder. While it is there, all that was acknowledged was durable here before,
-because the topic has had flush.messages=1. The topic's settings do not say so after a loss of power, because they may have been
-changed while the machine was down.
+"""The file `flushed-acks` in a partition's folder: all that was acknowledged was durable here before.
+
+It is there while the topic has flush.messages=1. The topic's settings do not say so after a loss of power, because they
+may have been changed while the machine was down.
 """
 
 from __future__ import annotations
