@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -21,6 +21,7 @@ from broker.replica.partition import Partition
 from broker.staging import part as staged_part
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet
+from broker.staging.staging import StagedCopy, agreed_copies
 from broker.storage.apply_progress import PROGRESS_KEPT_US
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
@@ -610,6 +611,16 @@ def test_a_part_whose_end_the_next_leader_does_not_have_goes_on_after_what_it_ha
     three.keep_prepared(b"c" * 16)
 
 
+def test_a_leader_writes_to_files_of_its_own_epoch_only() -> None:
+    _, [partition] = replicas(1)
+    for epoch in (3, 5, 6):
+        lead_in(partition, epoch)
+        for part in range(2):
+            data = make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(epoch, part))
+            partition.stage(b"%016d" % (2 * epoch + part), [data])
+    assert [each.number >> staging._EPOCH_BITS for each in partition.staged_copies()] == [3, 5, 6]
+
+
 def test_a_set_that_only_an_old_leader_prepared_again_is_what_it_was() -> None:
     """The follower forgot the set with the file in which it was prepared again."""
     _, (old, new) = replicas(2)
@@ -665,6 +676,31 @@ def test_a_part_that_a_leader_forgot_after_its_epoch_is_known_again_when_it_foll
     assert old.stage(uuid, batches[:1])[0] == len(batches)
 
 
+def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_failed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disks, (leader, follower) = replicas(2)
+    lead_in(leader, 3)
+    stage(leader, FIRST)
+    prepare(leader, FIRST)
+    follower.role.follow(1, 3)
+    _, pieces = leader.staged_news(follower.following.position().staged, 1 << 20)
+    for piece in pieces:
+        follower.following.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), 3)
+
+    def no_room() -> NoReturn:
+        raise DiskFull(directory="/data")
+
+    with monkeypatch.context() as full:
+        full.setattr(follower._staging, "sync", no_room)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                follower.following.position()
+    assert follower.following.position().staged == leader.staged_copies()
+    disk = disks[1].after_power_cut(random.Random(0), 0.0)
+    assert known(open_partition(open_directory(disk))) == [(FIRST.prepared(0), None)]
+
+
 def test_a_follower_reads_its_files_again_only_if_something_else_follows_from_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -684,6 +720,37 @@ def test_a_follower_reads_its_files_again_only_if_something_else_follows_from_th
     assert follower.staged_copies() == leader.staged_copies()
     assert (len(leader.staged_copies()), read) == (1, [])
     assert known(follower) == known(leader) == [(FIRST.prepared(0), None)]
+
+
+def test_a_follower_keeps_no_copy_of_a_file_that_comes_after_what_it_lacks_of_an_older_one() -> None:
+    """Parts go on from file to file: what it has of the newer one is replayed after the older one."""
+    old, new = StagedCopy(1, 7, 100), StagedCopy(2, 8, 50)
+    for has, kept in (
+        ([old, new], [old, new]),
+        ([old, new._replace(size=60)], [old, new]),
+        ([old._replace(size=40), new], [old._replace(size=40)]),
+        ([old._replace(salt=9), new], []),
+        ([new], []),
+    ):
+        assert agreed_copies([new, old], has) == kept
+
+
+def test_a_leader_does_not_count_a_follower_that_lacks_the_end_of_a_file_from_before_its_epoch() -> None:
+    _, (old, new) = replicas(2)
+    lead_in(old, 3)
+    stage(old, FIRST)
+    copy_staged(old, new, 3)
+    lead_in(new, 5)
+    stage(new, LOOSE)
+    [before, since] = new.staged_copies()
+
+    def reached(*copies: StagedCopy) -> int:
+        return new._staging.lacking(copies, 0).reached
+
+    assert reached() == reached(before._replace(size=before.size - 1)) == -1
+    assert reached(before) == 0
+    assert reached(before, since._replace(size=since.size - 1)) == since.size - 1
+    assert reached(before, since) == new._staging.staged_end == since.size
 
 
 @pytest.mark.parametrize("damage", ["none", "the end is cut short", "the beginning", "a frame", "a batch"])

@@ -462,6 +462,22 @@ def test_a_move_is_finished_by_whichever_controller_there_is_and_the_topic_gets_
     second.until_state("t", PartitionState(2, 3, (2,), (), done.directories, 0, (1, 2)), 1)
 
 
+def test_a_move_is_not_finished_while_a_broker_of_its_target_is_about_to_stop(
+    new_side: NewSide, register: Register
+) -> None:
+    side, stopping = new_side(9), new_side(2)
+    side.until_elected()
+    for broker_id in (0, 1):
+        register(broker_id)
+    stopping.registration.announce_stop()
+    side.until(lambda: side.metadata.brokers.keys() == {0, 1, 2, 9} and side.metadata.brokers[2].stopping)
+    moving = PartitionState(0, 1, REPLICAS, (), DISKS, 0, (0, 1), (1, 2))
+    side.new_topic([(0, 1)], moving)
+    side.new_topic([(7, 1)], None, "later")
+    side.until_state("later", PartitionState(1, 0, (1,)))  # after a look at the first one
+    assert side.state("t") == moving
+
+
 def test_one_copy_that_nobody_leads_after_a_cancelled_move_is_led_once_its_broker_is_back(
     side: Side, register: Register
 ) -> None:

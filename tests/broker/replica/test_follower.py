@@ -1,4 +1,4 @@
-"""A link to a leader: how it reports one that stays away."""
+"""The links to leaders: who is fetched from whom, and how a leader that stays away is reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker.replica.follower import _Link
+from broker.replica.fetcher import ReplicaFetcher
+from broker.replica.follower import Links, _Link
 from kafkalog.clock import SYSTEM_CLOCK
 from tests.waiting import waited_for
 
@@ -35,3 +36,32 @@ def test_a_leader_that_stays_away_is_reported_once(caplog: pytest.LogCaptureFixt
         link.join()
     [said] = [record.getMessage() for record in caplog.records]
     assert "replica_link_interrupted" in said and "broker 7" in said
+
+
+class _Idle:
+    """A link that exchanges nothing."""
+
+    def start(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+def test_a_replica_is_fetched_from_the_leader_that_it_has_now_and_from_no_other() -> None:
+    links = Links(0, "here", cast(Any, SimpleNamespace()), SYSTEM_CLOCK, lambda *_: None)
+    fetchers: list[ReplicaFetcher] = []
+
+    def new_link(fetcher: ReplicaFetcher) -> _Idle:
+        fetchers.append(fetcher)
+        return _Idle()
+
+    links.new_link = new_link
+    replica = cast(Any, SimpleNamespace(topic_id=bytes(16), number=0, leader_id=1, leader_epoch=1))
+    for leader_id, fetched_from in ((1, [1]), (2, [2]), (1, [1]), (-1, []), (2, [2]), (0, [])):
+        replica.leader_id, replica.leader_epoch = leader_id, replica.leader_epoch + 1
+        links.follow(replica, 0)
+        assert [each.leader_id for each in fetchers if each.has_replicas] == fetched_from
+    assert len(fetchers) == 2, "a link for each leader"

@@ -12,6 +12,7 @@ import pytest
 from broker.config import TopicSettings
 from broker.replica.leadership import Pulse
 from broker.replica.partition import Partition
+from broker.replica.role import Wanted
 from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
@@ -19,7 +20,7 @@ from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import FencedLeaderEpoch, NotLeader, ReplicaDiverged, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
-from kafkalog.zk.registry import PartitionState
+from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import TOPIC_ID
@@ -221,6 +222,24 @@ def test_an_append_of_an_epoch_that_is_over_comes_to_nothing_also_before_the_fir
     assert partition.end_offset == 10
 
 
+def test_a_state_of_an_epoch_that_is_over_changes_no_role(partition: Partition) -> None:
+    for leader_id in (1, -1):
+        partition.role.follow(leader_id, 2)
+        assert partition.role.leads
+        assert (partition.role.leader_id, partition.role.epoch) == (0, 3)
+    partition.role.follow(1, 5)
+    partition.role.follow(2, 4)
+    assert (partition.role.leader_id, partition.role.epoch) == (1, 5)
+
+
+def test_the_high_watermark_of_a_follower_does_not_go_back_nor_after_its_end(directory: LogDirectory) -> None:
+    partition = deposed(directory, 0, is_unclean=False)
+    partition.log.high_watermark = 5
+    for told, known in ((7, 7), (6, 7), (15, 10), (8, 10)):
+        partition.following.watermark_is(told, 0, 4)
+        assert (partition.role.high_watermark, partition.log.high_watermark) == (known, known)
+
+
 def test_a_follower_that_agrees_with_its_leader_only_before_its_own_start_begins_anew(directory: LogDirectory) -> None:
     """It emptied its log at its own start, and asked again from there without end: the leader's log ended before."""
     partition = deposed(directory, 10, is_unclean=True)
@@ -267,6 +286,61 @@ def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(di
         partition.following.begin_anew(20, 20, 3)
     assert partition.following.begin_anew(20, 18, 4)  # its batch reaches back before its start
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (18, 18, 18)
+
+
+@pytest.mark.parametrize(
+    ("end_offset", "last_epoch", "parts"),
+    [
+        (7, 1, (1, 5)),
+        (5, 2, (1, 5)),  # its last record is of an epoch that the leader does not have
+        (11, 3, (3, 10)),
+        (4, 0, (-1, 0)),
+        (12, -1, (-1, 0)),  # its log has no records: it began anew at an earlier leader, which had more
+    ],
+)
+def test_a_follower_is_told_where_its_log_parts_from_its_leaders_and_does_not_join_with_what_it_has(
+    directory: LogDirectory, end_offset: int, last_epoch: int, parts: tuple[int, int]
+) -> None:
+    partition = open_partition(directory, leader_epoch=1)
+    partition.append_as_leader([checked(a_batch())] * 5)
+    partition.role.lead(PartitionState(0, 3, (0,), (), {0: "here", 1: "there"}), [0, 1])
+    partition.append_as_leader([checked(a_batch())] * 5)
+    now = SYSTEM_CLOCK.monotonic()
+    live = {1: BrokerRecord(1, "host", 1, 2, directory="there", epoch=7)}
+
+    def asks(end_offset: int, last_epoch: int) -> tuple[int, int] | None:
+        return partition.role.fetched(1, "there", Pulse(now, 7, 0), 3, end_offset, last_epoch, True, [])
+
+    assert asks(end_offset, last_epoch) == parts
+    assert partition.role.wanted_changes(now, 10.0, live) is None
+    assert asks(10, 3) is None
+    wanted = partition.role.wanted_changes(now, 10.0, live)
+    assert wanted is not None
+    assert [each.broker_id for each in wanted.joining] == [1]
+
+
+def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any_more(partition: Partition) -> None:
+    """The answer to the first one is lost: it may be executed as long as the state is the one that it was made from."""
+    state = PartitionState(0, 4, (0,), (), {0: "here", 1: "there"}, 1)
+    partition.role.lead(state, [0, 1])
+    now = SYSTEM_CLOCK.monotonic()
+    live = {1: BrokerRecord(1, "host", 1, 2, directory="there", epoch=7)}
+    assert partition.role.fetched(1, "there", Pulse(now, 7, 0), 4, 0, -1, True, []) is None
+
+    def ask() -> Wanted:
+        wanted = partition.role.wanted_changes(now, 10.0, live)
+        assert wanted is not None
+        assert [each.broker_id for each in wanted.joining] == [1]
+        assert partition.role.begin_change(wanted)
+        return wanted
+
+    assert not ask().is_unresolved
+    again = ask()
+    assert again.is_unresolved
+    partition.append_as_leader([checked(a_batch())])
+    for version, watermark in ((1, 0), (2, 1)):
+        partition.role.take_outcome(again, replace(state, version=version))
+        assert partition.role.high_watermark == watermark
 
 
 # --- from one copy to several, and back

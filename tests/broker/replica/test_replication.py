@@ -16,7 +16,7 @@ import pytest
 from broker.replica.insync import InSyncSets
 from broker.replica.partition import Partition
 from broker.replica.registration import Registration
-from broker.replica.role import Role
+from broker.replica.role import Role, Wanted
 from broker.requests.replicate import ReplicaSession
 from broker.states.election import join
 from broker.storage.disk import Disk
@@ -24,6 +24,7 @@ from broker.storage.log import Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
+from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
@@ -383,6 +384,58 @@ def test_what_was_acknowledged_without_a_flush_may_be_lost_by_a_machine_that_was
         assert leader.record("t").states[0].eligible == ()
 
 
+def with_one_that_may_join(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> tuple[bytes, RunningBroker, int, Callable[[], None]]:
+    """As `led_and_followed`, but the follower is out of the in-sync set again, and has all that the leader has. Nobody
+    joins until the last result is called, which is a look of the leader at its in-sync sets."""
+    topic, leader, follower = led_and_followed(brokers)
+    look, host = InSyncSets.look, leader.broker.host
+    monkeypatch.setattr(InSyncSets, "look", lambda self: None)
+    record = leader.record("t")
+    state = record.states[0]
+    isr = tuple(each for each in state.isr if each != follower)
+    write_states(host.metadata.session, record, {0: replace(state, isr=isr)})
+    waited_for(lambda: may_join(leader, topic) == [follower])
+    return topic, leader, follower, lambda: look(InSyncSets(host, SYSTEM_CLOCK))
+
+
+def may_join(leader: RunningBroker, topic: bytes) -> list[int]:
+    wanted = replica(leader, topic).role.wanted_changes(time.monotonic(), 60.0, leader.broker.host.metadata.brokers)
+    return [] if wanted is None else [each.broker_id for each in wanted.joining]
+
+
+def test_a_follower_that_registers_anew_as_its_leader_takes_it_in_does_not_join_by_what_it_had_before(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, leader, follower, look = with_one_that_may_join(brokers, monkeypatch)
+    partition = replica(leader, topic)
+    begin_change = partition.role.begin_change
+
+    def begin_and_register_anew(wanted: Wanted) -> bool:
+        brokers[follower].broker.registration.raise_epoch()
+        return begin_change(wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partition.role, "begin_change", begin_and_register_anew)
+        look()
+    assert follower not in leader.record("t").states[0].isr
+    waited_for(lambda: may_join(leader, topic) == [follower])
+    look()
+    assert follower in leader.record("t").states[0].isr
+
+
+def test_a_follower_whose_broker_is_about_to_stop_does_not_join(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, leader, follower, look = with_one_that_may_join(brokers, monkeypatch)
+    brokers[follower].broker.registration.announce_stop()
+    waited_for(lambda: leader.broker.host.metadata.brokers[follower].stopping)
+    waited_for(lambda: may_join(leader, topic) == [follower])
+    look()
+    assert follower not in leader.record("t").states[0].isr
+
+
 def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
     """A topic with flush.messages=1 and a staged part on all three replicas; its leader's id; the part's bytes."""
     topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
@@ -399,7 +452,7 @@ def staged_on_each(brokers: Brokers, topic: bytes) -> list[list[tuple[int, int]]
     return [[(each.parts, each.length) for each in replica(broker, topic).staged()] for broker in brokers.values()]
 
 
-@pytest.mark.parametrize("loss", ["of power", "by damage"])
+@pytest.mark.parametrize("loss", ["of power", "of power and of a batch", "by damage"])
 def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_anew(
     brokers: Brokers,
     start_broker: StartBroker,
@@ -416,11 +469,14 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
         brokers.pop(number).stop(clean=False)
     [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
     with monkeypatch.context() as patched:
-        if loss == "of power":
-            patched.setattr(Disk, "boot_id", lambda self: "another boot")
+        if loss == "by damage":
+            at = 0
         else:
+            patched.setattr(Disk, "boot_id", lambda self: "another boot")
+            at = path.stat().st_size // 2
+        if loss != "of power":
             data = path.read_bytes()
-            path.write_bytes(b"!" + data[1:])
+            path.write_bytes(data[:at] + bytes(50) + data[at + 50 :])
         caplog.clear()
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
         assert "replica_left_the_sets" in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.replica.fetcher import ReplicaFetcher
+from broker.replica.following import Following, Position
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.replica.role import Role
@@ -138,3 +139,69 @@ def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any)
     asked, _ = fetcher.next_request()
     assert asked is not None
     assert [(each.leaves, each.leader_epoch) for each in asked.partitions] == [(True, 0), (False, 5)]
+
+
+def fetching(metadata: Metadata, replica: Partition) -> ReplicaFetcher:
+    """What fetches a replica of broker 0 from broker 2."""
+    fetcher = ReplicaFetcher(2, 0, "here", metadata, SYSTEM_CLOCK, Throttle(), lambda *_: None)
+    fetcher.follow((TOPIC_ID, replica.number), replica)
+    return fetcher
+
+
+def registered(directory: str, epoch: int) -> dict[int, BrokerRecord]:
+    return {0: BrokerRecord(0, "host", 1, 2, directory=directory, epoch=epoch)}
+
+
+def test_a_request_names_the_registration_from_before_its_positions(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is lost is left before its broker registers anew: the new registration never had what it had."""
+    metadata, replica = Metadata(host), host.partitions[0]
+    replica.role.follow(2, 5)
+    metadata._brokers = registered("here", 1)
+    real = Following.position
+
+    def position(self: Following) -> Position:
+        found = real(self)
+        metadata._brokers = registered("here", 2)
+        return found
+
+    monkeypatch.setattr(Following, "position", position)
+    asked, _ = fetching(metadata, replica).next_request()
+    assert asked is not None
+    assert (asked.registration, len(asked.partitions)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "registration"), [({}, -1), (registered("elsewhere", 3), -1), (registered("here", 3), 3)]
+)
+def test_a_registration_is_a_brokers_only_with_its_own_directory(
+    host: Any, brokers: dict[int, BrokerRecord], registration: int
+) -> None:
+    metadata, replica = Metadata(host), host.partitions[0]
+    replica.role.follow(2, 5)
+    metadata._brokers = brokers
+    asked, _ = fetching(metadata, replica).next_request()
+    assert asked is not None
+    assert asked.registration == registration
+
+
+def test_a_replica_that_follows_another_leader_by_now_is_not_named(host: Any) -> None:
+    replica = host.partitions[0]
+    replica.role.follow(3, 6)
+    asked, _ = fetching(Metadata(host), replica).next_request()
+    assert asked is not None
+    assert not asked.partitions
+
+
+def test_a_new_connection_begins_anew_whatever_was_asked_on_the_one_before(host: Any) -> None:
+    [first, second] = host.partitions
+    for replica in (first, second):
+        replica.role.follow(2, 5)
+    fetcher = fetching(Metadata(host), first)
+    assert fetcher.next_request()[0] is not None
+    fetcher.follow((TOPIC_ID, second.number), second)
+    assert fetcher.next_request()[0] is not None
+    assert fetcher.next_request()[0] is None, "two are on their way"
+    fetcher.connected()
+    asked, _ = fetcher.next_request()
+    assert asked is not None
+    assert [each.partition for each in asked.partitions] == [0, 1]

@@ -62,7 +62,7 @@ def test_a_call_amid_another_leaves_that_watched(watched: Watched, tmp_path: Pat
 
     disk, reported = watched(0.05)
     opened: list[int] = []
-    thread = threading.Thread(target=lambda: opened.append(disk.open(ThenWaits())))  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: opened.append(disk.open(ThenWaits())), daemon=True)  # type: ignore[arg-type]
     thread.start()
     assert "open has not returned" in str(reported.get(timeout=30))
     writer = os.open(tmp_path / "pipe", os.O_WRONLY)

@@ -277,6 +277,8 @@ def test_reset_begins_anew_and_empty_with_nothing_of_before(leader: Log, followe
     log.append_decided([make_batch([b"x"], producer=(8, 0, 0), transaction=(4, 1))], 1)
     held = log.reader.read(0, 500)
     log.reset_to(100)
+    with pytest.raises(FencedLeaderEpoch):
+        log.append([numbered(100)], 1)
     for _ in range(2):
         assert (log.start_offset, log.end_offset, log.flushed_offset, log.view.size_bytes) == (100, 100, 100, 0)
         assert (log.last_epoch, log.epoch_end(5), log.apply_progress(8)) == (-1, (-1, 100), None)
@@ -416,6 +418,28 @@ def test_follower_takes_no_state_that_is_damaged_or_not_of_its_end_or_amid_its_l
     assert not log.lacks_producers and not log.take_producers(leader.producers_before(log.end_offset))
     log.truncate_to(20)
     assert log.lacks_producers and log.take_producers(data)
+
+
+def test_follower_that_is_cut_at_its_start_asks_for_the_state_again_if_it_was_replaced_by_later_ones(
+    leader: Log, follower: Replica
+) -> None:
+    """It is cut below its high watermark, as after an unclean election."""
+    with_producers(leader, deleted_to=20)
+    log = follower.log
+    log.high_watermark = 0
+    log.reset_to(20)
+    data = leader.producers_before(20)
+    assert log.take_producers(data)
+    for _ in range(4):
+        for _ in range(10):
+            fetch(log, leader, 0, 1)
+        log.high_watermark = log.end_offset
+        log.checkpoint()
+    assert states(log)[0] > 20
+    assert log.truncate_to(20) == 20
+    assert log.lacks_producers
+    assert log.take_producers(data)
+    assert not log.lacks_producers
 
 
 def test_follower_without_room_for_the_state_of_the_producers_asks_again(

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -22,6 +22,7 @@ from kafkalog.clock import ManualClock
 from kafkalog.errors import (
     Closed,
     CorruptBatch,
+    DiskFull,
     OffsetOutOfRange,
     OutOfOrderSequence,
     ProducerFenced,
@@ -614,6 +615,24 @@ def test_who_is_told_of_a_flush_may_wait_for_a_truncation(
     log.on_flushed = on_flushed
     saves(log)
     assert told == [100]
+
+
+def test_a_flush_is_told_of_though_there_is_no_room_for_what_is_saved_after_it(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for it would wait for the next one."""
+    log = open_log(directory)
+    fill(log, 2)
+    told: list[int] = []
+    log.on_flushed = lambda: told.append(log.flushed_offset)
+
+    def no_room(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(directory.disk, "rename", no_room)
+    with pytest.raises(DiskFull):
+        log.checkpoint()
+    assert told == [2]
 
 
 # --- appends while the disk is slow ----------------------------------------------------------------------------------
