@@ -142,9 +142,9 @@ class Following:
     def truncate(
         self, agreed_epoch: int, agreed_end_offset: int, leader_start_offset: int, copy_offset: int, epoch: int
     ) -> None:
-        """Cut off what the leader does not have: see `fetched` (rule 1). If nothing of this log is known to agree with
-        the leader's, begin anew where a copy of that begins. So it is too if all that agrees, and all that readers have
-        seen here, is before the leader's start: it was deleted there.
+        """Cut off what the leader does not have: see `Role.fetched` (rule 1). Begin anew where a copy of the leader's
+        log begins, if nothing of this log is known to agree with it, or if the leader has deleted all that agrees and
+        all that readers have seen here.
 
         Raises:
             ReplicaDiverged: readers have seen what would be cut off, and the topic does not allow that.

@@ -39,7 +39,7 @@ log = get_logger(__name__)
 _NO_LIMIT = 1 << 62
 """No offset is after it."""
 _FOLLOWED_SECONDS = 3.0
-"""Followers that ask for nothing new ask each half second."""
+"""Followers fetch each half second at least. After this silence of one, another replica may have been elected."""
 
 
 class Wanted(NamedTuple):
@@ -333,8 +333,8 @@ class Role:
         return None
 
     def throttled_rate(self, broker_id: int) -> int:
-        """The bytes a second to which the copying by a follower is to be held; 0: it is not. No ack waits for one that
-        is."""
+        """How many bytes a second a follower may copy; 0: any number. Only a follower for which no ack waits is
+        limited."""
         leadership = self.leadership
         if leadership is None or not leadership.state.throttled_rate:
             return 0
