@@ -115,6 +115,7 @@ ADVICE = {
     209: "Name more brokers, start some, or ask for fewer copies.",
     210: "Upgrade the older of the two. Clients and brokers speak several versions, so upgrade brokers before clients.",
     211: "Start the newer version of the broker again; see [upgrade](../OPERATIONS.md#upgrade).",
+    214: f"{NOTHING} Between brokers only: the follower asks again.",
     213: "Records that were acknowledged and read are lost; see what readers have done with them. "
     "`auto.offset.reset=earliest` or `latest` reads on where the logs part.",
     212: "Upgrade the brokers that the sentence names, then raise the level again "

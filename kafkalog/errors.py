@@ -433,6 +433,13 @@ class UnknownLeaderEpoch(RetriableError):
     message = "leader epoch {epoch} of {partition} is not known here yet; it is in epoch {current}"
 
 
+class ConnectionSuperseded(RetriableError):
+    """A follower's request came on a connection after which its broker has made another one that is still open."""
+
+    code = 214
+    message = "{partition} is fetched on a later connection of broker {broker_id}"
+
+
 class OffsetNotAvailable(RetriableError):
     """A new leader does not know yet up to where the last one let readers read (KIP-207), or an old one does not know
     whether it leads still."""

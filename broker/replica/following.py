@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from broker.config import TopicSettings
 from broker.replica.applier import Applier
 from broker.replica.readable_end import ReadableEnd
 from broker.replica.role import Role
@@ -60,7 +59,6 @@ class Following:
         applier: Applier,
         role: Role,
         readable_end: ReadableEnd,
-        settings: TopicSettings,
     ) -> None:
         self._label = label
         self._log = log
@@ -69,7 +67,6 @@ class Following:
         self._applier = applier
         self._role = role
         self._readable_end = readable_end
-        self._settings = settings
         self._position_lock = threading.Lock()  # of `position`; taken before the role's
         self.may_have_lost = False
 
@@ -156,7 +153,7 @@ class Following:
             if agreed < leader_start_offset and seen <= leader_start_offset:
                 self._begin_anew(copy_offset)
                 return
-            if agreed < seen and not self._settings.unclean_leader_election_enable:
+            if agreed < seen and not self._log.settings.unclean_leader_election_enable:
                 raise ReplicaDiverged(
                     partition=self._label, offset=agreed, high_watermark=seen, leader=self._role.leader_id
                 )
@@ -235,7 +232,3 @@ class Following:
         self._applier.truncated(end_offset)
         with self._applier.no_changes():
             self._readable_end.cut_to(end_offset)
-
-    def update_settings(self, settings: TopicSettings) -> None:
-        """Use other settings from now on."""
-        self._settings = settings

@@ -25,15 +25,22 @@ class Pulse:
         proven_at: it was surely sent after this.
         registration: of the broker, as it says.
         connection: on which it came; a connection that was accepted later has a larger number.
+        is_open: the connection is.
     """
 
-    __slots__ = ("at", "connection", "proven_at", "registration")
+    __slots__ = ("at", "connection", "is_open", "proven_at", "registration")
 
     def __init__(self, at: float, registration: int, connection: int) -> None:
         self.at = at
         self.proven_at = -math.inf
         self.registration = registration
         self.connection = connection
+        self.is_open = True
+
+    def is_after(self, connection: int) -> bool:
+        """Whether its broker has made an open connection after another one, of which something comes late. That is not
+        what the broker says now: it would stand for as long as the broker has nothing new to say."""
+        return self.is_open and self.connection > connection
 
 
 @dataclass(slots=True)
@@ -159,9 +166,6 @@ class Leadership:
     ) -> bool:
         """A follower's log agrees with the leader's up to its end. Returns whether the follower may join.
 
-        What comes late on a connection after which the follower has made another one is not what it says now: it would
-        stand for as long as the follower has nothing new to say.
-
         Args:
             pulse: of the follower's connection.
             end_offset: of the follower's log: what it has, durably if the topic asks for that.
@@ -173,8 +177,6 @@ class Leadership:
             return False
         replica = broker_id, directory
         before = self._followers.get(replica)
-        if before is not None and before.pulse.connection > pulse.connection:
-            return False
         caught_up_at = self._caught_up_at(replica)
         if end_offset >= leader_end:
             caught_up_at = pulse.at
@@ -185,11 +187,17 @@ class Leadership:
         )
         return broker_id not in self.joining and self._may_join(broker_id, follower, leader_end, leader_staged)
 
+    def is_superseded(self, broker_id: int, directory: str, connection: int) -> bool:
+        """Whether a follower fetches on a later connection than this one."""
+        follower = self._followers.get((broker_id, directory))
+        return follower is not None and follower.pulse.is_after(connection)
+
     def left(self, broker_id: int, directory: str, connection: int) -> None:
         """A follower follows this leader no longer, whatever its broker asks of other partitions."""
         follower = self._followers.get((broker_id, directory))
-        if follower is not None and follower.pulse.connection <= connection:
+        if follower is not None and not follower.pulse.is_after(connection):
             follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration, connection)
+            follower.pulse.is_open = False
 
     def _may_join(self, broker_id: int, follower: Follower, leader_end: int, leader_staged: int) -> bool:
         """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it

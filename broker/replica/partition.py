@@ -121,13 +121,10 @@ class Partition:
             self._applier,
             self.waiters,
             self.replica_waiters,
-            settings,
             clock,
         )
         self._readable_end = ReadableEnd(self._reader, self._applier, self.role, settings)
-        self.following = Following(
-            self.label, log, self._staging, self._applier, self.role, self._readable_end, settings
-        )
+        self.following = Following(self.label, log, self._staging, self._applier, self.role, self._readable_end)
         log.on_flushed = self._flushed
 
     # --- what requests do ----------------------------------------------------------------------------------------
@@ -491,12 +488,16 @@ class Partition:
     # --- what the host does -----------------------------------------------------------------------------------
 
     def update_settings(self, settings: TopicSettings) -> None:
-        """Use other settings from now on. Readers still see what they could see before."""
-        self.settings = settings
+        """Use other settings from now on. Readers still see what they could see before.
+
+        Raises:
+            StorageFailed, DiskFull, Closed: the settings are as before; to be tried again.
+        """
         with self.log.no_appends(), self._applier.no_changes():
             self._readable_end.update_settings(settings)
         self.log.update_settings(settings)
-        self.role.update_settings(settings)
+        self.settings = settings
+        self.role.settings_changed()
         self.waiters.wake()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from broker.config import TopicSettings
 from broker.replica.applier import Applier
 from broker.replica.leadership import Joining, Leadership, Pulse
 from broker.replica.waiters import Waiters
@@ -24,6 +23,7 @@ from broker.storage.reader import reach
 from kafkalog.clock import Clock
 from kafkalog.errors import (
     Closed,
+    ConnectionSuperseded,
     FencedLeaderEpoch,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -86,7 +86,6 @@ class Role:
         applier: Applier,
         waiters: Waiters,
         replica_waiters: Waiters,
-        settings: TopicSettings,
         clock: Clock,
     ) -> None:
         self._label = label
@@ -97,7 +96,6 @@ class Role:
         self._applier = applier
         self._waiters = waiters
         self._replica_waiters = replica_waiters
-        self._settings = settings
         self._clock = clock
         self._assigned: tuple[int, ...] = (broker_id,)
         self.lock = threading.Lock()
@@ -124,7 +122,7 @@ class Role:
             leadership = self.leadership
             self._assigned = tuple(assigned)
             if leadership is not None and leadership.epoch == state.leader_epoch:
-                leadership.configure(assigned, self._settings.min_insync_replicas)
+                leadership.configure(assigned, self._log.settings.min_insync_replicas)
                 self._adopt(leadership, state)
             else:
                 was_alone = leadership is not None and self.is_single
@@ -140,7 +138,7 @@ class Role:
                     self._broker_id,
                     state,
                     assigned,
-                    self._settings.min_insync_replicas,
+                    self._log.settings.min_insync_replicas,
                     self._own_end,
                     self._staging.staged_end,
                     self._log.high_watermark,
@@ -294,6 +292,7 @@ class Role:
 
         Raises:
             NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch: one of the two does not know the newest epoch.
+            ConnectionSuperseded: the follower fetches on a later connection by now.
             OffsetOutOfRange: the log begins after the follower's end, and the follower is not empty or not where a copy
                 begins.
         """
@@ -307,6 +306,8 @@ class Role:
             if epoch != leadership.epoch:
                 error = FencedLeaderEpoch if epoch < leadership.epoch else UnknownLeaderEpoch
                 raise error(partition=self._label, epoch=epoch, current=leadership.epoch)
+            if leadership.is_superseded(broker_id, directory, pulse.connection):
+                raise ConnectionSuperseded(partition=self._label, broker_id=broker_id)
             view = self._reader.view
             if end_offset < view.start_offset and not begins_copy:
                 raise self._reader.out_of_range(end_offset, view, view.end_offset)
@@ -423,12 +424,11 @@ class Role:
     def not_here(self) -> NotLeader:
         return NotLeader(broker_id=self._broker_id, partition=self._label)
 
-    def update_settings(self, settings: TopicSettings) -> None:
-        """Use other settings from now on."""
+    def settings_changed(self) -> None:
+        """The log has got other settings."""
         with self.lock:
-            self._settings = settings
             if self.leadership is not None:
-                self.leadership.configure(self._assigned, settings.min_insync_replicas)
+                self.leadership.configure(self._assigned, self._log.settings.min_insync_replicas)
         self.advance()
 
     def close(self) -> None:

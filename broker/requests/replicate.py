@@ -291,5 +291,6 @@ class ReplicaSession:
                 del self._unsettled[key]
 
     def close(self) -> None:
+        self._pulse.is_open = False
         for key in list(self._positions):
             self._forget(key)

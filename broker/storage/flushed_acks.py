@@ -27,6 +27,7 @@ def note(disk: Disk, folder: Path) -> None:
 
 
 def forget(disk: Disk, folder: Path) -> None:
-    """Remove the file durably, before anything is acknowledged that is not flushed. Raises OSError."""
-    disk.unlink(folder / NAME)
+    """Remove the file durably, before anything is acknowledged that is not flushed. To be repeated after an OSError."""
+    if is_noted(disk, folder):
+        disk.unlink(folder / NAME)
     disk.sync_dir(folder)

@@ -260,14 +260,16 @@ class Log:
         """Change the topic's settings. A new index.interval.bytes takes effect with the next segment.
 
         Raises:
-            StorageFailed: it cannot be noted that acks will not wait for flushes; the directory is out of service.
+            StorageFailed, DiskFull, Closed: acks have to wait for flushes as before, and the settings do not change.
         """
         with self._acks_lock:
             if settings.flush_messages != 1 and self._notes_flushed_acks:
+                with self._lock:
+                    self._check_usable()
                 try:
                     flushed_acks.forget(self._disk, self.directory)
                 except OSError as error:
-                    self._errors.fail(error, "removing the note that acks are flushed")
+                    self._errors.refuse(error, "removing the note that acks are flushed")
                 self._notes_flushed_acks = False
             with self._lock:
                 if settings.flush_messages == 1 and self._flush_messages != 1:
@@ -869,19 +871,20 @@ class Log:
         """Note durably that all that was acknowledged is durable, once it is, of a topic that has got flush.messages=1.
 
         Raises:
-            StorageFailed, DiskFull: it is not noted.
+            StorageFailed, DiskFull, Closed: it is not noted.
         """
         with self._acks_lock:
             with self._lock:
+                self._check_usable()
                 needed = min(self._acks_flushed_from, self._end_offset)
                 if self._notes_flushed_acks or self._flush_messages != 1 or self._flushed_offset < needed:
                     return
+            self._notes_flushed_acks = True  # first: what may be there has to be removed
             try:
                 flushed_acks.note(self._disk, self.directory)
-                self._disk.sync_dir(self.directory)
+                self._disk.sync_dir(self.directory)  # without it, a loss of power counts as one without the note
             except OSError as error:
                 self._errors.refuse(error, "noting that acks are flushed")
-            self._notes_flushed_acks = True
 
     # --- cutting -------------------------------------------------------------------------------------------------
 

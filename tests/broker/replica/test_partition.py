@@ -275,6 +275,9 @@ def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_
     with pytest.raises(ReplicaDiverged):
         partition.following.truncate(2, 7, 5, 5, 4)
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (10, 10, 10)
+    partition.update_settings(TopicSettings.parse({"unclean.leader.election.enable": True}))
+    partition.following.truncate(2, 7, 5, 5, 4)
+    assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (5, 5, 5)
 
 
 def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(directory: LogDirectory) -> None:

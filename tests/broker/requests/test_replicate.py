@@ -16,8 +16,10 @@ from broker.replica.role import Role
 from broker.replica.throttle import Throttle
 from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
+from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import frames
 from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.replica.test_staged_writes import batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
@@ -125,6 +127,20 @@ def test_what_comes_late_on_an_earlier_connection_is_not_what_a_follower_says_no
     assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
     earlier.take(request(1, leaves=True))
     assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
+
+
+def test_a_follower_that_is_taken_for_superseded_is_told_so_until_the_other_connection_is_closed(host: Any) -> None:
+    """Connections may be accepted in another order than they were made."""
+    session, earlier = (ReplicaSession(host, SYSTEM_CLOCK, number, lambda: None) for number in (1, 2))
+    earlier.take(request(2))
+    session.take(request(2))
+    answer = session.answer(1 << 20, False)
+    assert answer is not None
+    told = [frames.error_from_wire(each.error) for each in answer.reply.partitions]
+    assert all(isinstance(error, errors.ConnectionSuperseded) for error in told) and len(told) == 2
+    earlier.close()
+    session.take(request(3))
+    assert [joining(partition, 3) for partition in host.partitions] == [[1], [1]]
 
 
 def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from broker.storage.log_dir import LogDirectory
+from kafkalog.errors import OutOfFiles
+from tests.broker.replica.test_staged_writes import Raises
 from tests.broker.storage.batches import TOPIC_ID, numbered, topic
 
 FLUSHED = topic(flush_messages=1)
@@ -59,6 +62,33 @@ def test_it_is_not_noted_of_records_from_before_a_setting_that_came_back(directo
     log.truncate_to(1)
     log.note_flushed_acks()
     assert noted(directory)
+
+
+def test_the_settings_stay_as_they_are_while_it_can_not_be_forgotten_durably(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = directory.open_log(TOPIC_ID, 0, "t-0", FLUSHED, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(directory.disk, "sync_dir", Raises(OSError(errno.EMFILE, "no descriptor left")))
+        with pytest.raises(OutOfFiles):
+            log.update_settings(topic())
+        assert log.needs_flush_for_ack
+    log.update_settings(topic())
+    assert not log.needs_flush_for_ack and not noted(directory)
+
+
+def test_it_is_forgotten_also_if_it_could_not_be_noted_durably(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
+    log.update_settings(FLUSHED)
+    with monkeypatch.context() as patched:
+        patched.setattr(directory.disk, "sync_dir", Raises(OSError(errno.EMFILE, "no descriptor left")))
+        with pytest.raises(OutOfFiles):
+            log.note_flushed_acks()
+    assert noted(directory)
+    log.update_settings(topic())
+    assert not noted(directory)
 
 
 @pytest.mark.parametrize("was_flushed", [True, False])
