@@ -221,3 +221,42 @@ def test_a_new_connection_begins_anew_whatever_was_asked_on_the_one_before(host:
     asked, _ = fetcher.next_request()
     assert asked is not None
     assert [each.partition for each in asked.partitions] == [0, 1]
+
+
+def test_a_replica_whose_damage_was_repaired_is_named_again_though_there_is_nothing_new(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader lets it join then."""
+    replica = host.partitions[0]
+    replica.follow(2, 5)
+    fetcher = fetching(Metadata(host), replica)
+    with monkeypatch.context() as damaged:
+        damaged.setattr(replica.log, "first_damage", lambda *_: 0)
+        asked, _ = fetcher.next_request()
+        assert asked is not None
+        assert [each.has_damage for each in asked.partitions] == [True]
+        assert fetcher.next_request()[0] is None
+    asked, _ = fetcher.next_request()
+    assert asked is not None
+    assert [each.has_damage for each in asked.partitions] == [False]
+
+
+def test_a_leader_is_told_once_of_damage_in_what_it_has_sent(host: Any) -> None:
+    replica = host.partitions[0]
+    replica.follow(2, 5)
+    fetcher = fetching(Metadata(host), replica)
+    data = bytearray(batch(0)[1])
+    data[-1] ^= 1
+    news = pb.ReplicaNews(topic_id=TOPIC_ID, partition=0, leader_epoch=5, length=len(data))
+    told: list[bool] = []
+    for _ in range(3):
+        asked, _ = fetcher.next_request()
+        assert asked is not None
+        told += [each.is_damaged for each in asked.partitions]
+        if len(told) == 1:
+            fetcher.take(pb.ReplyHeader(replica_fetch=pb.ReplicaFetchReply(partitions=[news])), memoryview(data))
+        else:
+            fetcher.take(pb.ReplyHeader(replica_fetch=pb.ReplicaFetchReply()), None)
+        fetcher.follow((TOPIC_ID, 0), replica)
+    assert told == [False, True, False]
+    assert replica.end_offset == 0
