@@ -337,13 +337,48 @@ def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any
         assert partition.role.begin_change(wanted)
         return wanted
 
-    assert not ask().is_unresolved
-    again = ask()
+
+ALONE_IN_SYNC = PartitionState(0, 4, (0,), (), {0: "here", 1: "there"}, 1)
+
+
+def ask_to_join(partition: Partition) -> Wanted:
+    """Broker 1 follows and has everything; a write that takes it into the in-sync set begins."""
+    now = SYSTEM_CLOCK.monotonic()
+    live = {1: BrokerRecord(1, "host", 1, 2, directory="there", epoch=7)}
+    assert partition.fetched(1, "there", Pulse(now, 7), partition.leader_epoch, 0, -1, True, []) is None
+    wanted = partition.wanted_changes(now, 10.0, live)
+    assert wanted is not None
+    assert [each.broker_id for each in wanted.joining] == [1]
+    assert partition.begin_change(wanted)
+    return wanted
+
+
+def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any_more(partition: Partition) -> None:
+    """The answer to the first one is lost: it may be executed as long as the state is the one that it was made from."""
+    partition.lead(ALONE_IN_SYNC, [0, 1])
+    assert not ask_to_join(partition).is_unresolved
+    again = ask_to_join(partition)
     assert again.is_unresolved
     partition.append_as_leader([checked(a_batch())])
     for version, watermark in ((1, 0), (2, 1)):
         partition.role.take_outcome(again, replace(state, version=version))
         assert partition.role.high_watermark == watermark
+
+
+        partition.take_outcome(again, replace(ALONE_IN_SYNC, version=version))
+        assert partition.high_watermark == watermark
+
+
+def test_what_came_of_a_change_in_an_epoch_that_is_over_says_nothing_of_one_in_the_next(partition: Partition) -> None:
+    partition.lead(ALONE_IN_SYNC, [0, 1])
+    late = ask_to_join(partition)
+    partition.lead(replace(ALONE_IN_SYNC, leader_epoch=5, version=2), [0, 1])
+    ask_to_join(partition)
+    partition.append_as_leader([checked(a_batch())])
+    for state in (None, replace(ALONE_IN_SYNC, version=2)):
+        partition.take_outcome(late, state)
+        assert partition.high_watermark == 0
+    assert not partition.begin_change(late)
 
 
 # --- from one copy to several, and back
