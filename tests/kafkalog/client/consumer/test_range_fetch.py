@@ -474,6 +474,16 @@ def test_the_end_of_a_log_is_that_which_its_leader_has_now(event: KafkalogError 
         list(read_from(brokers))
 
 
+@pytest.mark.parametrize("first", [[], [None]], ids=["at once", "amid the range"])
+def test_records_that_were_deleted_are_not_asked_for_again(first: list[None]) -> None:
+    """Else it takes the whole time for retries to find out, and then is no error that tells of lost data."""
+    brokers = Brokers()
+    brokers.events = [*first, OffsetOutOfRange(offset=3, partition="t-0", start_offset=6, end_offset=9)]
+    with pytest.raises(OffsetOutOfRange):
+        list(read_from(brokers))
+    assert not brokers.pauses
+
+
 def test_records_end_the_pauses_and_interruptions_with_records_between_do_not_add_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
