@@ -38,6 +38,7 @@ from kafkalog.zk.registry import (
     registration_check,
     write_states,
 )
+from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_staged_writes import apply, batch, write
@@ -732,12 +733,14 @@ def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
     assert "damaged_end_cut" in caplog.text and partition.following.is_whole and partition.end_offset == 20
 
 
+@pytest.mark.parametrize("fails", ["the log", "the topic's znode"])
 def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
     brokers: Brokers,
     start_broker: StartBroker,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
+    fails: str,
 ) -> None:
     """It kept its place without what was staged. Once it led, the others cut their good copies."""
     topic, lost, length = with_an_acknowledged_part(brokers)
@@ -745,8 +748,9 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
     [path] = (tmp_path / f"broker-{lost}" / f"{topic.hex()}-0" / "staging").glob("*.staged")
     with path.open("r+b") as file:
         file.truncate(60)
-    real = LogDirectory.open_log
-    failures: list[errors.DiskFull] = []
+    real, real_read = LogDirectory.open_log, registry.read_topic
+    others = [each.broker.host.metadata.session for each in brokers.values()]
+    failures: list[errors.KafkalogError] = []
 
     def open_log(self: LogDirectory, *given: Any, **named: Any) -> Log:
         if not failures:
@@ -754,9 +758,18 @@ def test_a_loss_of_power_counts_for_a_log_that_could_be_opened_only_later(
             raise failures[0]
         return real(self, *given, **named)
 
+    def read_topic(session: ZooKeeperSession, name: str, *given: Any) -> TopicRecord | None:
+        if not failures and session not in others:
+            failures.append(errors.UnreadableZnode(path=paths.topic(name), reason="it is not whole"))
+            raise failures[0]
+        return real_read(session, name, *given)
+
     with monkeypatch.context() as patched:
         patched.setattr(Disk, "boot_id", lambda self: "another boot")
-        patched.setattr(LogDirectory, "open_log", open_log)
+        if fails == "the log":
+            patched.setattr(LogDirectory, "open_log", open_log)
+        else:
+            patched.setattr(registry, "read_topic", read_topic)
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
         waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
