@@ -17,7 +17,7 @@ from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import FencedLeaderEpoch, NotLeader, ReplicaDiverged, StorageFailed
+from kafkalog.errors import FencedLeaderEpoch, NotEnoughReplicas, NotLeader, ReplicaDiverged, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.zk.registry import BrokerRecord, PartitionState
@@ -367,6 +367,19 @@ def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any
 
         partition.take_outcome(again, replace(ALONE_IN_SYNC, version=version))
         assert partition.high_watermark == watermark
+
+
+def test_a_new_min_insync_replicas_counts_at_once(partition: Partition) -> None:
+    partition.lead(ALONE_IN_SYNC, [0, 1])
+    partition.append_as_leader([checked(a_batch())], needs_replicas=True)
+    assert partition.high_watermark == 1
+    partition.update_settings(TopicSettings.parse({"min.insync.replicas": 2}))
+    with pytest.raises(NotEnoughReplicas):
+        partition.append_as_leader([checked(a_batch())], needs_replicas=True)
+    partition.append_as_leader([checked(a_batch())])
+    assert partition.high_watermark == 1
+    partition.update_settings(TopicSettings.parse({"min.insync.replicas": 1}))
+    assert partition.high_watermark == 2
 
 
 def test_what_came_of_a_change_in_an_epoch_that_is_over_says_nothing_of_one_in_the_next(partition: Partition) -> None:
