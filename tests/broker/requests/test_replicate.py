@@ -18,8 +18,12 @@ from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.errors import NotLeader
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
+
+
+from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.replica.test_staged_writes import batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
@@ -70,6 +74,26 @@ def test_states_of_producers_that_do_not_fit_into_an_answer_are_not_made_for_it(
         answer.close()
         assert len(made) <= 2, f"in answer {given}"
     directory.close()
+
+
+def test_a_state_of_producers_that_may_be_of_a_later_epoch_is_not_given(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log may have been cut since the leader was deposed, and go on with other records."""
+    real = Partition.producers_before
+
+    def producers_before(self: Partition, offset: int) -> bytes:
+        self.follow(2, 2)
+        return real(self, offset)
+
+    monkeypatch.setattr(Partition, "producers_before", producers_before)
+    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    named = [pb.ReplicaPosition(topic_id=TOPIC_ID, partition=0, leader_epoch=1, last_epoch=-1, needs_producers=True)]
+    session.take(pb.ReplicaFetchRequest(broker_id=1, registration=1, directory="its", partitions=named))
+    answer = session.answer(1000, False)
+    assert answer is not None
+    assert not answer.slices
+    assert isinstance(error_from_wire(answer.reply.partitions[0].error), NotLeader)
 
 
 def request(registration: int, *, leaves: bool = False) -> pb.ReplicaFetchRequest:
