@@ -291,6 +291,27 @@ def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(di
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (18, 18, 18)
 
 
+def test_damage_that_a_follower_knows_of_is_met_as_it_names_its_position(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads it there, and until it is repaired the replica does not join."""
+    partition = deposed(directory, 0, is_unclean=False)
+    met: list[int] = []
+    partition.log.reader.on_damage = met.append
+    assert partition.position().is_whole
+    monkeypatch.setattr(partition.log, "first_damage", lambda *_: 3)
+    assert not partition.position().is_whole
+    assert met == [3]
+
+
+def test_followers_are_woken_by_a_deletion(partition: Partition) -> None:
+    woken = threading.Event()
+    partition.append_as_leader([checked(a_batch())])
+    partition.replica_waiters.register(woken.set)
+    partition.delete_before(1)
+    assert woken.is_set()
+
+
 @pytest.mark.parametrize(
     ("end_offset", "last_epoch", "parts"),
     [
