@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from broker.replica.applier import Applier
@@ -15,7 +15,7 @@ from broker.replica.readable_end import ReadableEnd
 from broker.replica.role import Role
 from broker.staging.staging import StagedCopy, Staging
 from broker.storage.log import Log
-from kafkalog.errors import FencedLeaderEpoch, ReplicaDiverged
+from kafkalog.errors import CorruptBatch, FencedLeaderEpoch, OffsetOutOfRange, ReplicaDiverged
 from kafkalog.events import get_logger
 from kafkalog.format.batch import iter_batches
 
@@ -188,7 +188,13 @@ class Following:
             return begins_later
 
     def _begin_anew(self, offset: int) -> None:
-        self._log.reset_to(offset)
+        """The state of the producers stays as this log had it, until the leader's is there: a member of the in-sync set
+        has everything that was acknowledged before the leader's start, and may be elected before it has that."""
+        producers = b""
+        if self._log.start_offset <= offset <= self._log.end_offset:
+            with suppress(CorruptBatch, OffsetOutOfRange):  # other records were there
+                producers = self._log.producers_before(offset)
+        self._log.reset_to(offset, producers)
         self._cut_to(offset)
         self._log.high_watermark = self._role.readable_limit = offset
 

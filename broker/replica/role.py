@@ -134,12 +134,14 @@ class Role:
                     if self._log.needs_flush_for_ack:
                         self._log.flush_to(self._log.end_offset)
                     self.readable_limit = self._log.high_watermark = self._log.end_offset
+                if self._own_end < self._log.end_offset:
+                    self._log.request_flush()  # readers wait for what was there when the epoch began
                 leadership = self.leadership = Leadership(
                     self._broker_id,
                     state,
                     assigned,
                     self._log.settings.min_insync_replicas,
-                    self._own_end,
+                    self._log.end_offset,  # not what is flushed: it may have been acknowledged by earlier settings
                     self._staging.staged_end,
                     self._log.high_watermark,
                     self._clock.monotonic(),

@@ -1151,10 +1151,14 @@ class Log:
         self._lacks_producers = lacks_producers(self._disk, self.directory, self._segments)
         self._publish()
 
-    def reset_to(self, offset: int) -> None:
+    def reset_to(self, offset: int, producers: bytes = b"") -> None:
         """Delete every record, and begin anew with an empty log at an offset, as a follower does whose log ends before
         the leader's starts. The producers' state, the apply progress and the leader epochs are forgotten. Appends by a
         leader are refused until `begin_epoch`.
+
+        Args:
+            producers: the state of producers and transactions before the offset, as far as it is known here; see
+                `producers_before`. It is not saved, and holds until the leader's is taken over.
 
         Raises:
             DiskFull: nothing was deleted.
@@ -1176,6 +1180,7 @@ class Log:
             self._deleted.clear()
             self._leader_epoch, self._epochs = None, LeaderEpochs()
             self._producers.clear()
+            self._producers.load(producers, offset)
             self._lacks_producers = offset > 0
             self._end_offset = self._flushed_offset = self._saved_offset = self._snapshots.producers_at = offset
             self._flushed_position = 0

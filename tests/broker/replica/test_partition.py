@@ -24,6 +24,7 @@ from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import TOPIC_ID
+from tests.waiting import waited_for
 from tests.whole_batch import check_batch
 
 
@@ -257,6 +258,23 @@ def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begin
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (7, 7, 7)
 
 
+def test_a_follower_that_begins_anew_knows_its_producers_until_it_gets_them_from_its_leader(
+    directory: LogDirectory,
+) -> None:
+    """It may be elected before: then it took a batch that was sent again for a new one."""
+    partition = open_partition(directory, leader_epoch=3)
+    batch = checked(a_batch(producer_id=7, producer_epoch=0, base_sequence=0))
+    partition.append_as_leader([batch])
+    partition.role.follow(1, 4)
+    partition.following.truncate(-1, 1, 1, 1, 4)
+    assert (partition.start_offset, partition.end_offset) == (1, 1)
+    assert partition.following.position().needs_producers
+    partition.role.lead(replace(ONE, leader_epoch=5), [0])
+    _, [appended] = partition.append_as_leader([batch])
+    assert isinstance(appended, Appended)
+    assert (appended.base_offset, partition.end_offset) == (0, 1)
+
+
 def test_a_follower_whose_records_its_next_leader_has_deleted_agrees_with_it(directory: LogDirectory) -> None:
     """It began anew and forgot the producers, while it was in the in-sync set and could be elected."""
     leader = open_partition(directory, leader_epoch=3)
@@ -298,9 +316,9 @@ def test_damage_that_a_follower_knows_of_is_met_as_it_names_its_position(
     partition = deposed(directory, 0, is_unclean=False)
     met: list[int] = []
     partition.log.reader.on_damage = met.append
-    assert partition.position().is_whole
+    assert partition.following.position().is_whole
     monkeypatch.setattr(partition.log, "first_damage", lambda *_: 3)
-    assert not partition.position().is_whole
+    assert not partition.following.position().is_whole
     assert met == [3]
 
 
@@ -343,22 +361,6 @@ def test_a_follower_is_told_where_its_log_parts_from_its_leaders_and_does_not_jo
     assert [each.broker_id for each in wanted.joining] == [1]
 
 
-def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any_more(partition: Partition) -> None:
-    """The answer to the first one is lost: it may be executed as long as the state is the one that it was made from."""
-    state = PartitionState(0, 4, (0,), (), {0: "here", 1: "there"}, 1)
-    partition.role.lead(state, [0, 1])
-    now = SYSTEM_CLOCK.monotonic()
-    live = {1: BrokerRecord(1, "host", 1, 2, directory="there", epoch=7)}
-    assert partition.role.fetched(1, "there", Pulse(now, 7, 0), 4, 0, -1, True, []) is None
-
-    def ask() -> Wanted:
-        wanted = partition.role.wanted_changes(now, 10.0, live)
-        assert wanted is not None
-        assert [each.broker_id for each in wanted.joining] == [1]
-        assert partition.role.begin_change(wanted)
-        return wanted
-
-
 ALONE_IN_SYNC = PartitionState(0, 4, (0,), (), {0: "here", 1: "there"}, 1)
 
 
@@ -366,53 +368,67 @@ def ask_to_join(partition: Partition) -> Wanted:
     """Broker 1 follows and has everything; a write that takes it into the in-sync set begins."""
     now = SYSTEM_CLOCK.monotonic()
     live = {1: BrokerRecord(1, "host", 1, 2, directory="there", epoch=7)}
-    assert partition.fetched(1, "there", Pulse(now, 7), partition.leader_epoch, 0, -1, True, []) is None
-    wanted = partition.wanted_changes(now, 10.0, live)
+    assert partition.role.fetched(1, "there", Pulse(now, 7, 0), partition.role.epoch, 0, -1, True, []) is None
+    wanted = partition.role.wanted_changes(now, 10.0, live)
     assert wanted is not None
     assert [each.broker_id for each in wanted.joining] == [1]
-    assert partition.begin_change(wanted)
+    assert partition.role.begin_change(wanted)
     return wanted
 
 
 def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any_more(partition: Partition) -> None:
     """The answer to the first one is lost: it may be executed as long as the state is the one that it was made from."""
-    partition.lead(ALONE_IN_SYNC, [0, 1])
+    partition.role.lead(ALONE_IN_SYNC, [0, 1])
     assert not ask_to_join(partition).is_unresolved
     again = ask_to_join(partition)
     assert again.is_unresolved
     partition.append_as_leader([checked(a_batch())])
     for version, watermark in ((1, 0), (2, 1)):
-        partition.role.take_outcome(again, replace(state, version=version))
+        partition.role.take_outcome(again, replace(ALONE_IN_SYNC, version=version))
         assert partition.role.high_watermark == watermark
 
 
-        partition.take_outcome(again, replace(ALONE_IN_SYNC, version=version))
-        assert partition.high_watermark == watermark
-
-
 def test_a_new_min_insync_replicas_counts_at_once(partition: Partition) -> None:
-    partition.lead(ALONE_IN_SYNC, [0, 1])
+    partition.role.lead(ALONE_IN_SYNC, [0, 1])
     partition.append_as_leader([checked(a_batch())], needs_replicas=True)
-    assert partition.high_watermark == 1
+    assert partition.role.high_watermark == 1
     partition.update_settings(TopicSettings.parse({"min.insync.replicas": 2}))
     with pytest.raises(NotEnoughReplicas):
         partition.append_as_leader([checked(a_batch())], needs_replicas=True)
     partition.append_as_leader([checked(a_batch())])
-    assert partition.high_watermark == 1
+    assert partition.role.high_watermark == 1
     partition.update_settings(TopicSettings.parse({"min.insync.replicas": 1}))
-    assert partition.high_watermark == 2
+    assert partition.role.high_watermark == 2
 
 
 def test_what_came_of_a_change_in_an_epoch_that_is_over_says_nothing_of_one_in_the_next(partition: Partition) -> None:
-    partition.lead(ALONE_IN_SYNC, [0, 1])
+    partition.role.lead(ALONE_IN_SYNC, [0, 1])
     late = ask_to_join(partition)
-    partition.lead(replace(ALONE_IN_SYNC, leader_epoch=5, version=2), [0, 1])
+    partition.role.lead(replace(ALONE_IN_SYNC, leader_epoch=5, version=2), [0, 1])
     ask_to_join(partition)
     partition.append_as_leader([checked(a_batch())])
     for state in (None, replace(ALONE_IN_SYNC, version=2)):
-        partition.take_outcome(late, state)
-        assert partition.high_watermark == 0
-    assert not partition.begin_change(late)
+        partition.role.take_outcome(late, state)
+        assert partition.role.high_watermark == 0
+    assert not partition.role.begin_change(late)
+
+
+def test_an_epoch_begins_at_the_end_of_the_log_also_if_acks_wait_for_flushes_since(partition: Partition) -> None:
+    """What is not flushed was acknowledged before: a replica without it joined."""
+    both = replace(TWO, isr=(0, 1), directories={0: "here", 1: "there", 2: "elsewhere"}, replicas=(0, 1, 2))
+    partition.role.lead(both, [0, 1, 2])
+    partition.append_as_leader([checked(a_batch())])
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
+    assert partition.role.fetched(1, "there", pulse, 4, 1, 4, True, []) is None
+    assert partition.role.high_watermark == 1
+    with partition.log._flush_lock:  # as while the disk stands still
+        partition.update_settings(TopicSettings.parse({"flush.messages": 1}))
+        partition.role.lead(replace(both, leader_epoch=5, version=2), [0, 1, 2])
+        assert partition.role.high_watermark == 1
+        live = {2: BrokerRecord(2, "host", 1, 2, directory="elsewhere", epoch=1)}
+        assert partition.role.fetched(2, "elsewhere", pulse, 5, 0, -1, True, []) is None
+        assert partition.role.wanted_changes(SYSTEM_CLOCK.monotonic(), 10.0, live) is None
+    waited_for(lambda: partition.log.flushed_offset == 1)
 
 
 # --- from one copy to several, and back

@@ -18,11 +18,7 @@ from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import NotLeader
 from kafkalog.wire import dataport_pb2 as pb
-from kafkalog.wire import frames
-
-
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.replica.test_staged_writes import batch
@@ -83,17 +79,17 @@ def test_a_state_of_producers_that_may_be_of_a_later_epoch_is_not_given(
     real = Partition.producers_before
 
     def producers_before(self: Partition, offset: int) -> bytes:
-        self.follow(2, 2)
+        self.role.follow(2, 2)
         return real(self, offset)
 
     monkeypatch.setattr(Partition, "producers_before", producers_before)
-    session = ReplicaSession(host, SYSTEM_CLOCK, lambda: None)
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
     named = [pb.ReplicaPosition(topic_id=TOPIC_ID, partition=0, leader_epoch=1, last_epoch=-1, needs_producers=True)]
     session.take(pb.ReplicaFetchRequest(broker_id=1, registration=1, directory="its", partitions=named))
     answer = session.answer(1000, False)
     assert answer is not None
     assert not answer.slices
-    assert isinstance(error_from_wire(answer.reply.partitions[0].error), NotLeader)
+    assert isinstance(error_from_wire(answer.reply.partitions[0].error), errors.NotLeader)
 
 
 def request(registration: int, *, leaves: bool = False) -> pb.ReplicaFetchRequest:
@@ -160,7 +156,7 @@ def test_a_follower_that_is_taken_for_superseded_is_told_so_until_the_other_conn
     session.take(request(2))
     answer = session.answer(1 << 20, False)
     assert answer is not None
-    told = [frames.error_from_wire(each.error) for each in answer.reply.partitions]
+    told = [error_from_wire(each.error) for each in answer.reply.partitions]
     assert all(isinstance(error, errors.ConnectionSuperseded) for error in told) and len(told) == 2
     earlier.close()
     session.take(request(3))
@@ -252,7 +248,7 @@ def test_a_replica_whose_damage_was_repaired_is_named_again_though_there_is_noth
 ) -> None:
     """Its leader lets it join then."""
     replica = host.partitions[0]
-    replica.follow(2, 5)
+    replica.role.follow(2, 5)
     fetcher = fetching(Metadata(host), replica)
     with monkeypatch.context() as damaged:
         damaged.setattr(replica.log, "first_damage", lambda *_: 0)
@@ -267,7 +263,7 @@ def test_a_replica_whose_damage_was_repaired_is_named_again_though_there_is_noth
 
 def test_a_leader_is_told_once_of_damage_in_what_it_has_sent(host: Any) -> None:
     replica = host.partitions[0]
-    replica.follow(2, 5)
+    replica.role.follow(2, 5)
     fetcher = fetching(Metadata(host), replica)
     data = bytearray(batch(0)[1])
     data[-1] ^= 1
