@@ -14,6 +14,7 @@ from kafkalog.client.cluster import (
     BrokerInfo,
     Cluster,
     ClusterInfo,
+    PartitionInfo,
     TopicInfo,
     broker_info,
     topic_info,
@@ -683,6 +684,9 @@ class Admin:
         """Compare the replicas of a topic's partitions with each other: each broker reads them from its disk and checks
         them, up to the high watermark.
 
+            for each in admin.verify("flights"):
+                print(each.partition, each.faults)
+
         Args:
             partitions: None: all.
             repair: have damaged replicas repaired from the others, for at most a minute each; only what is left is
@@ -690,21 +694,25 @@ class Admin:
             bytes_per_second: bounds how fast each broker reads; None: it is not bounded.
             advance: called with the number of bytes that were compared since the last call.
 
-        Yields:
-            Each partition, in order. Brokers that do not answer are among its faults.
+        Returns:
+            An iterator over the partitions, in order. Each is compared, and repaired, when the iterator reaches it.
+            Brokers that do not answer are among its faults.
 
         Raises:
             UnknownTopic, UnknownPartition: it does not exist.
         """
         [topic] = self._cluster.describe_topics([arguments.text("name", name)])
         numbers = range(len(topic.partitions)) if partitions is None else sorted(set(partitions))
-        chosen = [topic.partition(number) for number in numbers]  # before the first is compared: UnknownPartition
-        for partition in chosen:
+        chosen = [topic.partition(number) for number in numbers]
+
+        def verified(partition: PartitionInfo) -> VerifiedPartition:
             verification = Verification(self._cluster, topic, partition, bytes_per_second, advance)
             verification.run()
             if repair:
                 verification.repair(_REPAIR_SECONDS)
-            yield verification.found
+            return verification.found
+
+        return map(verified, chosen)
 
     def delete_topic(self, name: str) -> tuple[int, ...]:
         """Delete a topic and its records.

@@ -9,6 +9,7 @@ import pytest
 
 from kafkalog import Admin, Producer
 from kafkalog.client.verification import ReplicaFault, merged
+from kafkalog.errors import UnknownPartition, UnknownTopic
 from kafkalog.format.batch import HEADER, header_at, stamp
 from kafkalog.records import TopicPartition
 from tests.kafkalog.cli.command_line import Ran
@@ -82,6 +83,11 @@ def test_replicas_are_compared_and_damage_is_repaired(
         assert mended.code == 0, mended.out
         assert segment(brokers, follower, 1).read_bytes() == before
         assert "damaged" not in Ran(capfdbinary, "cluster", "describe").out
+        with pytest.raises(UnknownTopic):
+            admin.verify("nothing")  # at once: not when the iterator is used
+        with pytest.raises(UnknownPartition):
+            admin.verify("t", [0, 5])
+        assert [(each.partition, each.faults) for each in admin.verify("t", repair=True)] == [(TP, [])]
 
         for broker_id in range(3):
             flip(segment(brokers, broker_id, 1), 700)
