@@ -71,6 +71,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
 
 
+def named_brokers(broker_ids: Sequence[int]) -> str:
+    """`broker 1`, `brokers 1, 2`."""
+    return f"{'broker' if len(broker_ids) == 1 else 'brokers'} {', '.join(map(str, broker_ids))}"
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 

@@ -6,14 +6,14 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kafkalog.cli.command import Command, bootstrap_option, json_option
-from kafkalog.cli.output import admin_of, counted, end_with, print_json, print_none, print_table
+from kafkalog.cli.output import admin_of, counted, end_with, named_brokers, print_json, print_none, print_table
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kafkalog.client.reassignments import Reassignment, ReassignmentProgress
 
 _LOOK_SECONDS = 0.5  # brokers notify no client of how far they are
-_LOOKS_PER_CHECK = 20  # for partitions that nobody leads: the move of one does not go on
+_LOOKS_PER_CHECK = 20  # for moves that cannot go on because brokers are away
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _COLUMNS = ["topic", "partition", "replicas", "target"]
-_STATUS_COLUMNS = [*_COLUMNS, "isr", "size_bytes", "lacking_bytes", "throttled_rate"]
+_STATUS_COLUMNS = [*_COLUMNS, "not_live", "isr", "size_bytes", "lacking_bytes", "throttled_rate"]
 
 
 def _rate(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -118,7 +118,7 @@ def reassign(
                                "--status or --cancel")  # fmt: skip
     with admin_of(bootstrap) as admin:
         if status:
-            _show_status(admin.reassignments(topic, partitions), as_json)
+            _show_status(admin.reassignments(topic, partitions), _live(admin), as_json)
         elif cancel:
             _show(admin.cancel_reassignments(topic, partitions, dry_run=dry_run), as_json, "back at", _none(topic))
         elif not moves:
@@ -161,10 +161,11 @@ def _row(each: Reassignment | ReassignmentProgress) -> dict[str, Any]:
     return {"topic": topic, "partition": number, "replicas": list(each.replicas), "target": list(each.target)}
 
 
-def _show_status(found: Sequence[ReassignmentProgress], as_json: bool) -> None:
+def _show_status(found: Sequence[ReassignmentProgress], live: Collection[int], as_json: bool) -> None:
     rows = [
         {
             **_row(each),
+            "not_live": _not_live(each.target, live),
             "adding": list(each.adding),
             "removing": list(each.removing),
             "isr": list(each.isr),
@@ -177,14 +178,15 @@ def _show_status(found: Sequence[ReassignmentProgress], as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(rows, _STATUS_COLUMNS)
+        is_waiting = any(row["not_live"] for row in rows)
+        print_table(rows, [name for name in _STATUS_COLUMNS if name != "not_live" or is_waiting])
     else:
         print_none("no partition is being moved")
 
 
 def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> None:
     """Wait until some partitions are moved, and show how far they are."""
-    left, sizes, told = set(moved), dict[Any, int](), set[TopicPartition]()
+    left, sizes, told = set(moved), dict[Any, int](), set[tuple[TopicPartition, str]]()
     try:
         click.echo(f"moving {counted(len(moved), 'partition')}; Ctrl-C ends this wait and not the move", err=True)
         with _bar(counted(len(moved), "partition")) as show:
@@ -201,10 +203,10 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
                 if not left:
                     return
                 if look % _LOOKS_PER_CHECK == 0:
-                    leaderless = _leaderless(admin, topic) & left
-                    for partition in sorted(leaderless - told):
-                        click.echo(f"{partition} waits: no live broker leads it; start one that has its log", err=True)
-                    told = leaderless
+                    waiting = {(each, why) for each, why in _why_waiting(admin, topic, found).items() if each in left}
+                    for partition, why in sorted(waiting - told):
+                        click.echo(f"{partition} waits: {why}", err=True)
+                    told = waiting
                 # The controller ends a move, and no broker notifies clients of that. This looks again twice a second,
                 # also to draw the bar; Ctrl-C ends it at once.
                 time.sleep(_LOOK_SECONDS)
@@ -216,14 +218,31 @@ def _wait(admin: Admin, topic: str | None, moved: Sequence[TopicPartition]) -> N
         raise
 
 
-def _leaderless(admin: Admin, topic: str | None) -> set[TopicPartition]:
-    live = {broker.broker_id for broker in admin.describe_cluster().brokers}
-    return {
-        TopicPartition(each.name, partition.partition)
-        for each in admin.describe_topics(None if topic is None else [topic])
-        for partition in each.partitions
-        if partition.is_offline(live)
-    }
+def _why_waiting(
+    admin: Admin, topic: str | None, moving: Mapping[TopicPartition, ReassignmentProgress]
+) -> dict[TopicPartition, str]:
+    """Why moves do not go on, and what to do: those of partitions that nobody leads, or whose target is not live."""
+    live = _live(admin)
+    cancel = f"`kafkalog topics reassign {'' if topic is None else f'{topic} '}--cancel`"
+    found = {}
+    for partition, each in moving.items():
+        if away := _not_live(each.target, live):
+            are, them = ("is", "it") if len(away) == 1 else ("are", "them")
+            found[partition] = f"{named_brokers(away)} {are} not live; start {them}, or {cancel}"
+    for described in admin.describe_topics(None if topic is None else [topic]):
+        for info in described.partitions:
+            if info.is_offline(live):
+                partition = TopicPartition(described.name, info.partition)
+                found[partition] = "no live broker leads it; start one that has its log"
+    return found
+
+
+def _live(admin: Admin) -> set[int]:
+    return {broker.broker_id for broker in admin.describe_cluster().brokers}
+
+
+def _not_live(brokers: Sequence[int], live: Collection[int]) -> list[int]:
+    return [broker for broker in brokers if broker not in live]
 
 
 @contextmanager

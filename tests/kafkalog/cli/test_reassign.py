@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 import pytest
 
 from kafkalog import Admin, Producer
-from kafkalog.cli.reassign import _bar, _numbers, _rate
+from kafkalog.cli.reassign import _bar, _numbers, _rate, _wait
+from kafkalog.client.reassignments import ReassignmentProgress
+from kafkalog.records import TopicPartition
 from tests.kafkalog.cli.command_line import Ran, running
 from tests.kafkalog.replicated import Brokers
 from tests.waiting import waited_for
@@ -78,6 +81,45 @@ def test_an_interrupt_ends_the_wait_and_not_the_move(bootstrap: str, capfdbinary
         assert len(admin.reassignments()) == 2
     back = reassign(capfdbinary, "t", "--cancel")
     assert re.search(r"^t +0 +0 +0$", back.out, re.MULTILINE), back.out
+
+
+def test_a_move_to_a_broker_that_is_not_live_says_once_that_it_waits(
+    brokers: Brokers, bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.cli.reassign._LOOKS_PER_CHECK", 1)
+    monkeypatch.setattr("kafkalog.cli.reassign._LOOK_SECONDS", 0.05)
+    said, looks = "", 0
+
+    def is_said(sentence: str) -> bool:
+        nonlocal said
+        said += capfdbinary.readouterr().err.decode()
+        return sentence in said
+
+    with Admin(bootstrap) as admin, ThreadPoolExecutor() as threads:
+        admin.reassign("t", [0], to_brokers=[0, 2], replication_factor=2, throttled_rate=1)
+        brokers.kill(2)
+        waited_for(lambda: 2 not in {each.broker_id for each in admin.describe_cluster().brokers})
+        [row] = json.loads(reassign(capfdbinary, "--status", "--json").out)
+        assert (row["target"], row["not_live"]) == ([0, 2], [2])
+        assert "NOT LIVE" in reassign(capfdbinary, "--status").out
+        look = admin.reassignments
+
+        def counted_look(topic: str | None) -> list[ReassignmentProgress]:
+            nonlocal looks
+            looks += 1
+            return look(topic)
+
+        monkeypatch.setattr(admin, "reassignments", counted_look)
+        waiting = threads.submit(_wait, admin, "t", [TopicPartition("t", 0)])
+        try:
+            sentence = "t-0 waits: broker 2 is not live; start it, or `kafkalog topics reassign t --cancel`\n"
+            waited_for(lambda: is_said(sentence))
+            seen = looks
+            waited_for(lambda: looks > seen + 3)
+        finally:
+            admin.cancel_reassignments()
+        waiting.result(30)
+        assert is_said(sentence) and said.count("waits") == 1
 
 
 @pytest.mark.parametrize(
