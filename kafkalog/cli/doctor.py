@@ -64,9 +64,12 @@ def doctor(context: click.Context, bootstrap: str, as_json: bool) -> None:
     else:
         rows = [finding._asdict() for finding in findings]
         print_table(rows, ["check", "state", "found"])
+        checks: dict[str, list[str]] = {}
         for finding in findings:
-            if finding.advice:
-                click.echo(f"\n{finding.check}: {finding.advice}")
+            checks.setdefault(finding.advice, []).append(finding.check)
+        for advice, theirs in checks.items():
+            if advice:
+                click.echo(f"\n{', '.join(dict.fromkeys(theirs))}: {advice}")
     failed = [finding.check for finding in findings if finding.state == "failed"]
     if failed:
         raise KafkalogError(reason=f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}")
@@ -273,14 +276,23 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
         return
     yield Finding("cluster", "ok", f"{cluster.cluster_id} with {counted(len(cluster.brokers), 'broker')}")
     for broker in cluster.brokers:
-        for what, port in (("grpc", broker.grpc_port), ("data", broker.data_port)):
+        failures = {port: _connect_failure(broker.host, port) for port in (broker.grpc_port, broker.data_port)}
+        if all(isinstance(failure, ConnectionRefusedError) for failure in failures.values()):
+            # It was killed, and is registered until its session ends.
+            found = f"nothing listens at {broker.host}:{broker.grpc_port} and :{broker.data_port}"
+            advice = (
+                f"start broker {broker.broker_id}; if it runs, see its log, and whether advertised.host is an address "
+                "of its machine"
+            )
+            yield Finding(f"broker {broker.broker_id}", "failed", found, advice)
+            continue
+        for what, (port, failure) in zip(("grpc", "data"), failures.items(), strict=True):
             name = f"broker {broker.broker_id} {what} port"
-            try:
-                socket.create_connection((broker.host, port), timeout=5).close()
+            if failure is None:
                 yield Finding(name, "ok", f"{broker.host}:{port}")
-            except OSError as error:
+            else:
                 advice = "open the port, or set advertised.host to an address that clients can reach"
-                yield Finding(name, "failed", f"{broker.host}:{port}: {error.strerror or error}", advice)
+                yield Finding(name, "failed", f"{broker.host}:{port}: {failure.strerror or failure}", advice)
         yield from _check_broker(bootstrap, broker.broker_id, cluster.zookeeper_connect)
     registered = {broker.broker_id for broker in cluster.brokers}
     partitions = [each for topic in topics for each in topic.partitions]
@@ -291,6 +303,15 @@ def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[Finding]:
     for partition, why in unserved.items():
         advice = "the sentence says what to do; the log of its broker has more"
         yield Finding(f"partition {partition}", "failed", str(why), advice)
+
+
+def _connect_failure(host: str, port: int) -> OSError | None:
+    """Why there is no connection to a port; None: there is one."""
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _check_broker(bootstrap: str, broker_id: int, zookeeper: str) -> Iterator[Finding]:
@@ -380,7 +401,10 @@ def _status_findings(status: BrokerStatus, zookeeper: str) -> Iterator[Finding]:
     if status.zookeeper_connected:
         yield Finding(f"{name} zookeeper", "ok", zookeeper)
     else:
-        advice = "look at ZooKeeper; until it is back, topics, groups and exactly-once writes stand still"
+        advice = (
+            "look at ZooKeeper; until it is back, no leader is elected, no in-sync set changes, and topics, groups and "
+            "exactly-once writes stand still"
+        )
         yield Finding(f"{name} zookeeper", "failed", f"no connection to {zookeeper}", advice)
     check = f"{name} data directory"
     if status.HasField("failure"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +20,10 @@ from kafkalog import Admin, Producer
 from kafkalog.cli import doctor
 from kafkalog.client.config import ClientSettings
 from kafkalog.errors import KafkalogError
+from kafkalog.wire.broker_pb2 import BrokerStatus
 from tests.full_disk import FULL_DISK
 from tests.kafkalog.cli.command_line import Ran
+from tests.kafkalog.replicated import Brokers
 from tests.waiting import waited_for
 
 
@@ -58,6 +62,51 @@ def test_doctor_says_that_a_broker_has_no_zookeeper_and_that_its_disk_is_full(
             "broker 0 zookeeper": f"no connection to {own.zookeeper_connect}",
             "broker 0 data directory": "its disk was full less than a minute ago",
         }
+
+
+def test_doctor_says_of_a_killed_broker_that_nothing_listens_there(
+    brokers: Brokers, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "check_workers_python", list)
+    monkeypatch.setattr(doctor, "check_java", list)
+    with Admin(brokers.bootstrap_servers) as admin:
+        registered = admin.describe_cluster()
+        killed = registered.brokers[2]
+        brokers.kill(2)
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 2)
+    monkeypatch.setattr(Admin, "describe_cluster", lambda admin: registered)  # until a dead process' session ends
+    found = findings_of(capfdbinary, brokers.bootstrap_servers)
+    assert found == {
+        "broker 2": {
+            "check": "broker 2",
+            "state": "failed",
+            "found": f"nothing listens at {killed.host}:{killed.grpc_port} and :{killed.data_port}",
+            "advice": "start broker 2; if it runs, see its log, and whether advertised.host is an address of its "
+            "machine",
+        }
+    }
+    with socket.create_server((killed.host, killed.data_port)):
+        found = findings_of(capfdbinary, brokers.bootstrap_servers)
+    assert "open the port" in found["broker 2 grpc port"]["advice"] and "broker 2 data port" not in found
+
+
+def test_doctor_gives_an_advice_once_for_all_brokers_that_have_no_zookeeper(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "check_workers_python", list)
+    monkeypatch.setattr(doctor, "check_java", list)
+
+    def check_cluster(bootstrap: str, asked_for: bool) -> Iterator[doctor.Finding]:
+        for broker_id in range(3):
+            yield from doctor._status_findings(BrokerStatus(broker_id=broker_id), "127.0.0.1:1")
+
+    monkeypatch.setattr(doctor, "check_cluster", check_cluster)
+    ran = Ran(capfdbinary, "doctor")
+    assert ran.out.count("no connection to 127.0.0.1:1") == 3
+    assert ran.out.endswith(
+        "\n\nbroker 0 zookeeper, broker 1 zookeeper, broker 2 zookeeper: look at ZooKeeper; until it is back, no "
+        "leader is elected, no in-sync set changes, and topics, groups and exactly-once writes stand still\n"
+    )
 
 
 def findings_of(capture: pytest.CaptureFixture[bytes], bootstrap: str) -> dict[str, dict[str, str]]:
