@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import CommandGroup, bootstrap_option, json_option
-from kafkalog.cli.extents import totals, why_unserved
+from kafkalog.cli.extents import is_under_replicated, totals, why_unserved
 from kafkalog.cli.output import admin_of, counted, print_json, print_table
 from kafkalog.errors import RetriableError
 from kafkalog.records import TopicPartition
@@ -173,7 +173,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         ],
         "topics": len(topics),
         "partitions": len(leaders),
-        "under_replicated": sum(partition.is_under_replicated for partition in partitions),
+        "under_replicated": sum(is_under_replicated(partition, live) for partition in partitions),
         "offline": sum(partition.is_offline(live) for partition in partitions),
         "records": records,
         "size_bytes": size_bytes,

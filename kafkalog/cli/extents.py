@@ -1,4 +1,4 @@
-"""Start and end offsets of partitions, and a group's lag, as rows that commands print.
+"""Start and end offsets of partitions, a group's lag, and the brokers that are away, as rows that commands print.
 
 A partition that is not served, such as a lost one, has a row with its `error`; the others are shown all the same.
 """
@@ -6,13 +6,14 @@ A partition that is not served, such as a lost one, has a row with its `error`; 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import KafkalogError, RetriableError, UnknownTopic
 
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, PartitionExtent
+    from kafkalog.client.cluster import PartitionInfo
     from kafkalog.records import TopicPartition
 
 _OPENING_SECONDS = 5.0
@@ -82,8 +83,24 @@ def unread_seconds(admin: Admin, unread: Mapping[TopicPartition, int]) -> dict[T
     }
 
 
+def live_brokers(admin: Admin) -> set[int]:
+    """The ids of the brokers that are registered."""
+    return {broker.broker_id for broker in admin.describe_cluster().brokers}
+
+
+def not_live(brokers: Iterable[int], live: Collection[int]) -> list[int]:
+    """Those of some brokers that are not registered."""
+    return [broker for broker in brokers if broker not in live]
+
+
+def is_under_replicated(partition: PartitionInfo, live: Collection[int]) -> bool:
+    """Whether some replica is not in sync, or its broker is not registered: the in-sync set has it until a leader or
+    the controller writes it anew, and if it is the last one, for good. Replicas that are being added do not count."""
+    return partition.is_under_replicated or bool(not_live(set(partition.replicas) - set(partition.adding), live))
+
+
 def why_unserved(
-    found: PartitionExtent | KafkalogError | None, leader: int, live: Container[int]
+    found: PartitionExtent | KafkalogError | None, leader: int, live: Collection[int]
 ) -> KafkalogError | None:
     """Why a partition is not served, by its result of `Admin.extents`; None: it is served.
 
@@ -128,7 +145,7 @@ def readable(
                 raise
             wanted = [partition for partition in wanted if partition.topic != unknown.facts["topic"]]
             continue
-        live = {broker.broker_id for broker in admin.describe_cluster().brokers}
+        live = live_brokers(admin)
         served: dict[TopicPartition, PartitionExtent] = {}
         failed: dict[TopicPartition, KafkalogError] = {}
         is_opening = False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import Command, bootstrap_option, json_option
+from kafkalog.cli.extents import live_brokers, not_live
 from kafkalog.cli.output import admin_of, counted, end_with, named_brokers, print_json, print_none, print_table
 from kafkalog.records import TopicPartition
 
@@ -118,7 +119,7 @@ def reassign(
                                "--status or --cancel")  # fmt: skip
     with admin_of(bootstrap) as admin:
         if status:
-            _show_status(admin.reassignments(topic, partitions), _live(admin), as_json)
+            _show_status(admin.reassignments(topic, partitions), live_brokers(admin), as_json)
         elif cancel:
             _show(admin.cancel_reassignments(topic, partitions, dry_run=dry_run), as_json, "back at", _none(topic))
         elif not moves:
@@ -165,7 +166,7 @@ def _show_status(found: Sequence[ReassignmentProgress], live: Collection[int], a
     rows = [
         {
             **_row(each),
-            "not_live": _not_live(each.target, live),
+            "not_live": not_live(each.target, live),
             "adding": list(each.adding),
             "removing": list(each.removing),
             "isr": list(each.isr),
@@ -222,11 +223,11 @@ def _why_waiting(
     admin: Admin, topic: str | None, moving: Mapping[TopicPartition, ReassignmentProgress]
 ) -> dict[TopicPartition, str]:
     """Why moves do not go on, and what to do: those of partitions that nobody leads, or whose target is not live."""
-    live = _live(admin)
+    live = live_brokers(admin)
     cancel = f"`kafkalog topics reassign {'' if topic is None else f'{topic} '}--cancel`"
     found = {}
     for partition, each in moving.items():
-        if away := _not_live(each.target, live):
+        if away := not_live(each.target, live):
             are, them = ("is", "it") if len(away) == 1 else ("are", "them")
             found[partition] = f"{named_brokers(away)} {are} not live; start {them}, or {cancel}"
     for described in admin.describe_topics(None if topic is None else [topic]):
@@ -235,14 +236,6 @@ def _why_waiting(
                 partition = TopicPartition(described.name, info.partition)
                 found[partition] = "no live broker leads it; start one that has its log"
     return found
-
-
-def _live(admin: Admin) -> set[int]:
-    return {broker.broker_id for broker in admin.describe_cluster().brokers}
-
-
-def _not_live(brokers: Sequence[int], live: Collection[int]) -> list[int]:
-    return [broker for broker in brokers if broker not in live]
 
 
 @contextmanager

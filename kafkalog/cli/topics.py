@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
-from kafkalog.cli.extents import extent_rows, totals
+from kafkalog.cli.extents import extent_rows, is_under_replicated, live_brokers, not_live, totals
 from kafkalog.cli.output import (
     admin_of,
     counted,
@@ -98,7 +98,8 @@ def create(
 @click.option(
     "--under-replicated",
     is_flag=True,
-    help="List the partitions with a replica that is not in sync; fail (exit code 1) if there is one.",
+    help="List the partitions with a replica that is not in sync, or whose broker is not registered; fail (exit code "
+    "1) if there is one.",
 )
 @click.option(
     "--offline", is_flag=True, help="List the partitions that no live broker leads; fail (exit code 1) if there is one."
@@ -111,15 +112,15 @@ def list_topics(under_replicated: bool, offline: bool, bootstrap: str, as_json: 
         raise click.UsageError("give --under-replicated or --offline, not both")
     with admin_of(bootstrap) as admin:
         if under_replicated or offline:
-            live = {broker.broker_id for broker in admin.describe_cluster().brokers}
+            live = live_brokers(admin)
             found = [
-                {"topic": topic.name, **_replication(each)}
+                {"topic": topic.name, **_replication(each), "not_live": not_live(each.replicas, live)}
                 for topic in admin.topics()
                 for each in topic.partitions
-                if (each.is_offline(live) if offline else each.is_under_replicated)
+                if (each.is_offline(live) if offline else is_under_replicated(each, live))
             ]
             state = "offline" if offline else "under-replicated"
-            columns = ["topic", "partition", "leader", "replicas", "isr", "eligible"]
+            columns = ["topic", "partition", "leader", "replicas", "not_live", "isr", "eligible"]
             print_rows(found, columns, as_json, f"no partition is {state}")
             if found:
                 is_state = f"{'is' if len(found) == 1 else 'are'} {state}"

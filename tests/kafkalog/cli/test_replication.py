@@ -41,7 +41,7 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
         brokers.kill(follower)
         waited_for(lambda: admin.describe_topics(["t"])[0].partition(0).is_under_replicated)
         listed = Ran(capfdbinary, "topics", "list", "--under-replicated")
-        assert re.search(rf"^t +0 +{leader} +{leader}, {follower} +{leader} +{follower}$", listed.out, re.MULTILINE)
+        assert re.search(rf"^t +0 +{leader} +{leader}, {follower} +{follower} +{leader} +{follower}$", listed.out, re.M)
         listed.fails_with("kafkalog: 1 partition is under-replicated\n")
         assert Ran(capfdbinary, "topics", "list", "--offline").out == ""
         brokers.kill(leader)
@@ -57,3 +57,20 @@ def test_replicas_are_shown_and_those_that_lack_are_found(
     assert (found["controller"], found["under_replicated"], found["offline"]) == (left, 1, 1)
     said = Ran(capfdbinary, "cluster", "describe").out.splitlines()
     assert said[2] == f"controller: broker {left}; 1 under-replicated partition, 1 without a leader"
+
+
+def test_a_replica_is_missing_while_its_broker_is_not_registered_whatever_the_in_sync_set_says(
+    brokers: Brokers, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", brokers.bootstrap_servers)
+    with Admin(brokers.bootstrap_servers) as admin:
+        made = admin.create_topic("t", partitions=3, replication_factor=1)
+        [away] = [each.partition for each in made.partitions if each.replicas == (2,)]
+        assert Ran(capfdbinary, "topics", "list", "--under-replicated").code == 0
+        brokers.kill(2)
+        waited_for(lambda: len(admin.describe_cluster().brokers) == 2)
+        listed = Ran(capfdbinary, "topics", "list", "--under-replicated", "--json")
+        listed.fails_with("kafkalog: 1 partition is under-replicated\n")
+        [row] = json.loads(listed.out)
+        assert (row["partition"], row["replicas"], row["isr"], row["not_live"]) == (away, [2], [2], [2])
+        assert "1 under-replicated partition, 1 without a leader" in Ran(capfdbinary, "cluster", "describe").out
