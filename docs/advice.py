@@ -112,7 +112,7 @@ ADVICE = {
     206: "Look at `kafkalog cluster describe`, and name brokers that are live.",
     207: "Wait until the move is over, or cancel it first.",
     208: "Wait until a replica from before is in sync again (`kafkalog topics reassign --status`).",
-    209: "Name more brokers, start some, or ask for fewer copies.",
+    209: "Start or name more brokers, or ask for fewer copies: `kafkalog topics reassign --replication-factor`.",
     210: "Upgrade the older of the two. Clients and brokers speak several versions, so upgrade brokers before clients.",
     211: "Start the newer version of the broker again; see [upgrade](../OPERATIONS.md#upgrade).",
     214: f"{NOTHING} Between brokers only: the follower asks again.",

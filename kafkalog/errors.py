@@ -481,7 +481,10 @@ class ReassignmentNotCancelled(RetriableError):
 
 class TooFewBrokers(KafkalogError):
     code = 209
-    message = "a partition with {replication_factor} replicas needs as many brokers, and only {brokers} may be used"
+    message = (
+        "{partition} with {replication_factor} replicas needs as many brokers, and only {brokers} may be used: start "
+        "another broker, name more, or give a replication factor of at most {brokers}"
+    )
 
 
 LEADER_CHANGES = (

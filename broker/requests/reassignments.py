@@ -184,7 +184,14 @@ def _with_targets(
     )
     is_spread = bool(request.to_brokers) and not leaving
     targets = move_replicas(
-        [move.replicas for move in moves], racks, set(allowed), hosted, factors, is_spread=is_spread, leaving=leaving
+        [move.label for move in moves],
+        [move.replicas for move in moves],
+        racks,
+        set(allowed),
+        hosted,
+        factors,
+        is_spread=is_spread,
+        leaving=leaving,
     )
     moved = [replace(move, target=target) for move, target in zip(moves, targets, strict=True)]
     return [move for move in moved if move.target != move.replicas or (move.state is not None and move.state.target)]

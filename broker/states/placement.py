@@ -66,6 +66,7 @@ def place_replicas(
 
 
 def move_replicas(
+    labels: Sequence[str],
     current: Sequence[tuple[int, ...]],
     racks: Mapping[int, str],
     allowed: Collection[int],
@@ -78,6 +79,7 @@ def move_replicas(
     order.
 
     Args:
+        labels: the name of each partition, for an error.
         current: the replicas of each partition.
         racks: rack by id of each live broker; "": a rack of its own.
         allowed: those of them that may get replicas.
@@ -94,10 +96,10 @@ def move_replicas(
         [broker for broker in replicas if broker not in leaving and (broker in allowed or not is_spread)]
         for replicas in current
     ]
-    for target, factor in zip(targets, factors, strict=True):
+    for label, target, factor in zip(labels, targets, factors, strict=True):
         there = len({*target, *allowed})
         if factor > there:
-            raise TooFewBrokers(replication_factor=factor, brokers=there)
+            raise TooFewBrokers(partition=label, replication_factor=factor, brokers=there)
     # How many replicas a broker has: of these partitions if they are spread, else of all.
     loads = Counter(broker for target in targets for broker in target) if is_spread else Counter(hosted)
     for target, factor in zip(targets, factors, strict=True):

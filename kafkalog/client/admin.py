@@ -594,7 +594,7 @@ class Admin:
 
         Raises:
             UnknownTopic, UnknownPartition, UnknownBroker: it does not exist, or is not live.
-            TooFewBrokers: a partition needs more brokers than there are.
+            TooFewBrokers: a partition needs more brokers than there are; nothing is moved.
             InvalidSetting: min.insync.replicas is larger than the new number of copies.
         """
         if topic is None and from_broker is None:

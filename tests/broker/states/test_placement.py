@@ -106,7 +106,8 @@ def moved(
     hosted = Counter(broker for replicas in current for broker in replicas)
     factors = [len(replicas) if factor is None else factor for replicas in current]
     allowed = [broker for broker in racks if broker not in leaving] if allowed is None else allowed
-    found = move_replicas(current, racks, allowed, hosted, factors, is_spread=is_spread, leaving=leaving)
+    labels = [f"t-{number}" for number in range(len(current))]
+    found = move_replicas(labels, current, racks, allowed, hosted, factors, is_spread=is_spread, leaving=leaving)
     assert all(len(set(replicas)) == size for replicas, size in zip(found, factors, strict=True))
     return found
 
@@ -164,9 +165,12 @@ def test_a_replica_that_moves_avoids_the_racks_of_those_that_stay() -> None:
     assert moved([(0, 3, 1)], racks, 2) == [(0, 1)], "brokers 0 and 3 share a rack"
 
 
-def test_too_few_brokers_are_refused_with_both_numbers() -> None:
-    sentence = "^a partition with 3 replicas needs as many brokers, and only 2 may be used$"
+def test_too_few_brokers_are_refused_with_the_partition_both_numbers_and_what_to_do() -> None:
+    sentence = (
+        "^t-1 with 3 replicas needs as many brokers, and only 2 may be used: start another broker, name more, or give "
+        "a replication factor of at most 2$"
+    )
     with pytest.raises(TooFewBrokers, match=sentence):
-        moved([(0, 1)], without_racks(2), 3)
+        moved([(0,), (0, 1, 2)], without_racks(3), leaving=[2])
     with pytest.raises(TooFewBrokers):
-        moved([(0, 1, 2)], without_racks(3), leaving=[2])
+        moved([(0, 1)], without_racks(2), 3)

@@ -402,7 +402,7 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(brokers: Brokers, admin
         admin.reassign("t", to_brokers=[1, 7])
     with pytest.raises(UnknownBroker):
         admin.reassign(from_broker=9)
-    with pytest.raises(TooFewBrokers, match="with 3 replicas needs as many brokers, and only 2 may be used"):
+    with pytest.raises(TooFewBrokers, match="t-0 with 3 replicas needs as many brokers, and only 2 may be used"):
         admin.reassign("t", to_brokers=[1, 2], replication_factor=3)
     with pytest.raises(KafkalogError, match="has no partition 4"):
         admin.reassign("t", [4], to_brokers=[1])
