@@ -1,10 +1,12 @@
 """Declarations of command lines: commands with examples, shared options, and the parsing of arguments.
 
-Times, headers and NAME=VALUE pairs are read by click callbacks, so that a wrong one is wrong usage (exit code 2).
+Times, rates, headers and NAME=VALUE pairs are read by click callbacks, so that a wrong one is wrong usage (exit code
+2).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -34,6 +36,8 @@ _OTHERWISE = {
 }
 """Numbers that are hardly meant as milliseconds since 1970, and what is."""
 _MILLISECONDS_MAX = 10**14
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 
 
 _HELP = ("-h", "--help")
@@ -161,6 +165,22 @@ def headers(context: click.Context, parameter: click.Parameter, values: Sequence
             raise click.BadParameter(f"expected NAME=VALUE, not '{text}'", context, parameter)
         found.append((name, value))
     return found
+
+
+def rate(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """`50MB` as bytes a second."""
+    if text is None:
+        return None
+    found = _RATE.fullmatch(text.strip())
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise click.BadParameter(
+            f"'{text}' is no rate: write bytes a second, such as 50MB or 64KiB", context, parameter
+        )
+    bytes_a_second = int(float(found[1]) * unit)
+    if bytes_a_second >= 1 << 63:
+        raise click.BadParameter(f"'{text}' is more than any disk writes", context, parameter)
+    return bytes_a_second
 
 
 def timestamp_us(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.command import Command, bootstrap_option, json_option
+from kafkalog.cli.command import Command, bootstrap_option, json_option, rate
 from kafkalog.cli.extents import live_brokers, not_live
 from kafkalog.cli.output import admin_of, counted, end_with, named_brokers, print_json, print_none, print_table
 from kafkalog.records import TopicPartition
@@ -23,26 +22,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5  # brokers notify no client of how far they are
 _LOOKS_PER_CHECK = 20  # for moves that cannot go on because brokers are away
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _COLUMNS = ["topic", "partition", "replicas", "target"]
 _STATUS_COLUMNS = [*_COLUMNS, "not_live", "isr", "size_bytes", "lacking_bytes", "throttled_rate"]
-
-
-def _rate(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """`50MB` as bytes a second."""
-    if text is None:
-        return None
-    found = _RATE.fullmatch(text.strip())
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise click.BadParameter(
-            f"'{text}' is no rate: write bytes a second, such as 50MB or 64KiB", context, parameter
-        )
-    rate = int(float(found[1]) * unit)
-    if rate >= 1 << 63:
-        raise click.BadParameter(f"'{text}' is more than any disk writes", context, parameter)
-    return rate
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
@@ -82,7 +63,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--from-broker", type=click.IntRange(0), metavar="N",
               help="Move all replicas off this broker, which may be lost; to --to-brokers, or all others.")  # fmt: skip
 @click.option("--replication-factor", type=click.IntRange(1), help="Copies of each partition; default: as many as now.")
-@click.option("--throttle", metavar="RATE", callback=_rate,
+@click.option("--throttle", metavar="RATE", callback=rate,
               help="Bytes a second that each broker copies, such as 50MB; 0: no limit. Alone: of what is being moved. "
               "Replicas that are in sync are never slowed down.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs
+from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs, rate
 from kafkalog.cli.extents import extent_rows, is_under_replicated, live_brokers, not_live, totals
 from kafkalog.cli.output import (
     admin_of,
     counted,
     end_with,
+    named_brokers,
     print_json,
     print_none,
     print_rows,
@@ -20,7 +21,7 @@ from kafkalog.cli.output import (
     progress,
 )
 from kafkalog.cli.reassign import reassign
-from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownTopic
+from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownSetting, UnknownTopic
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from kafkalog.client.verification import VerifiedPartition
 
 _NO_TOPICS = "there are no topics"
+_FACTOR = "replication.factor"
+"""No setting of a topic: what people take for one."""
 _PARTITION_COLUMNS = [
     "partition", "leader", "leader_epoch", "replicas", "isr", "start_offset", "end_offset", "size_bytes"
 ]  # fmt: skip
@@ -77,6 +80,10 @@ def create(
     with admin_of(bootstrap) as admin:
         try:
             made = admin.create_topic(topic, partitions, replication_factor, config)
+        except UnknownSetting as error:
+            if error.facts["name"] == _FACTOR:
+                error.add_note("give it as --replication-factor")
+            raise
         except TopicExists:
             if not if_not_exists:
                 raise
@@ -84,7 +91,7 @@ def create(
             return
     copies = len(made.partitions[0].replicas)
     click.echo(f"created topic {made.name} with {_partitions_of(made)}" + f", {copies} copies of each" * (copies > 1))
-    _warn_of(made.behind)
+    _warn_of(made.behind, "the new topic")
 
 
 @topics.command(
@@ -182,10 +189,15 @@ def _partitions_of(topic: TopicDescription) -> str:
     return said if not unopened else f"{said} ({unopened} not open yet; clients ask again for a while)"
 
 
-def _warn_of(behind: Sequence[int]) -> None:
+def _warn_of(behind: Sequence[int], what: str) -> None:
+    """Warn of the brokers that have not read a change from ZooKeeper.
+
+    Args:
+        what: "the new topic", "the change".
+    """
     if behind:
-        brokers = ", ".join(map(str, behind))
-        click.echo(f"warning: not followed yet by broker {brokers}: the change takes effect there later", err=True)
+        have = f"{named_brokers(behind)} {'has' if len(behind) == 1 else 'have'}"
+        click.echo(f"warning: {have} not read {what} from ZooKeeper yet: it takes effect there later", err=True)
 
 
 def _all_of(topic: TopicDescription) -> list[TopicPartition]:
@@ -250,10 +262,17 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
     if not (changes or unset or partitions):
         raise click.UsageError("nothing to change: give --set, --unset or --partitions")
     with admin_of(bootstrap) as admin:
-        altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
+        try:
+            altered = admin.alter_topic(topic, set=changes, unset=list(unset), partitions=partitions)
+        except UnknownSetting as error:
+            if error.facts["name"] == _FACTOR:
+                error.add_note(
+                    f"`kafkalog topics reassign {topic} --replication-factor N` changes the number of copies"
+                )
+            raise
     settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
     click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
-    _warn_of(altered.behind)
+    _warn_of(altered.behind, "the change")
 
 
 @topics.command(
@@ -310,7 +329,7 @@ topics.add_command(reassign)
         ("Repair what is damaged, from other replicas", "kafkalog topics verify flights --repair"),
         (
             "One partition, at 10 MB/s, for a program",
-            "kafkalog topics verify flights --partition 2 --bytes-per-second 10000000 --json",
+            "kafkalog topics verify flights --partition 2 --bytes-per-second 10MB --json",
         ),
     ],
 )
@@ -323,8 +342,8 @@ topics.add_command(reassign)
     help="Only this one; repeatable. Needs one TOPIC.",
 )
 @click.option("--repair", is_flag=True, help="Have damaged ranges repaired from other replicas.")
-@click.option("--bytes-per-second", type=click.IntRange(1), default=50_000_000, show_default=True, metavar="N",
-              help="How fast each broker reads its disk.")  # fmt: skip
+@click.option("--bytes-per-second", metavar="RATE", callback=rate, default="50MB", show_default=True,
+              help="How fast each broker reads its disk, such as 10MB; 0: no limit.")  # fmt: skip
 @bootstrap_option
 @json_option
 def verify(
@@ -421,7 +440,7 @@ def delete(topic: str, yes: bool, if_exists: bool, bootstrap: str) -> None:
             click.echo(f"there is no topic {topic}")
             return
     click.echo(f"deleted topic {topic}")
-    _warn_of(behind)
+    _warn_of(behind, "the deletion")
 
 
 @click.command(

@@ -11,7 +11,8 @@ import click
 import pytest
 
 from kafkalog import Admin, Producer
-from kafkalog.cli.reassign import _bar, _numbers, _rate, _wait
+from kafkalog.cli.command import rate
+from kafkalog.cli.reassign import _bar, _numbers, _wait
 from kafkalog.client.reassignments import ReassignmentProgress
 from kafkalog.records import TopicPartition
 from tests.kafkalog.cli.command_line import Ran, running
@@ -147,7 +148,10 @@ def test_brokers_that_are_not_there_or_too_few_are_refused(
     bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     reassign(capfdbinary, "t", "--to-brokers", "9").fails_with("broker 9 is not registered in the cluster")
-    reassign(capfdbinary, "t", "--replication-factor", "4").fails_with("needs as many brokers, and only 3 may be used")
+    reassign(capfdbinary, "t", "--replication-factor", "4").fails_with(
+        "t-0 with 4 replicas needs as many brokers, and only 3 may be used: start another broker, name more, or give a "
+        "replication factor of at most 3"
+    )
     reassign(capfdbinary, "u", "--to-brokers", "1").fails_with("there is no topic 'u'")
 
 
@@ -164,6 +168,6 @@ def test_a_terminal_shows_bytes_and_rate(monkeypatch: pytest.MonkeyPatch, capsys
 def test_rates_and_numbers_are_read_as_people_write_them() -> None:
     context, parameter = click.Context(click.Command("c")), click.Option(["--throttle"])
     rates = {"50MB": 50_000_000, "1.5 GiB/s": 3 << 29, "64KiB": 65536, "100": 100, "0": 0, "7b": 7}
-    assert {text: _rate(context, parameter, text) for text in rates} == rates
+    assert {text: rate(context, parameter, text) for text in rates} == rates
     assert _numbers(context, parameter, "0-3,7") == [0, 1, 2, 3, 7]
     assert _numbers(context, parameter, None) == []

@@ -29,11 +29,13 @@ def test_a_topic_that_was_made_says_which_part_of_it_cannot_be_used_yet(leaders:
 
 
 def test_brokers_that_have_not_followed_a_change_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    topics._warn_of(())
+    topics._warn_of((), "the change")
     assert capsys.readouterr().err == ""
-    topics._warn_of((1, 3))
+    topics._warn_of((1, 3), "the new topic")
+    topics._warn_of((2,), "the change")
     assert capsys.readouterr().err == (
-        "warning: not followed yet by broker 1, 3: the change takes effect there later\n"
+        "warning: brokers 1, 3 have not read the new topic from ZooKeeper yet: it takes effect there later\n"
+        "warning: broker 2 has not read the change from ZooKeeper yet: it takes effect there later\n"
     )
 
 
@@ -62,6 +64,12 @@ def test_topics_are_made_listed_described_altered_and_deleted(
     )  # fmt: skip
     assert altered.out == f"topic {name} has 4 partitions, segment.bytes=65536\n"
     Ran(capfdbinary, "topics", "alter", name, "--set", "segment.byte=1").fails_with("did you mean 'segment.bytes'?")
+    Ran(capfdbinary, "topics", "alter", name, "--set", "replication.factor=2").fails_with(
+        f"`kafkalog topics reassign {name} --replication-factor N` changes the number of copies"
+    )
+    Ran(capfdbinary, "topics", "create", "other", "--config", "replication.factor=2").fails_with(
+        "give it as --replication-factor"
+    )
     assert Ran(capfdbinary, "topics", "delete", name, "--yes").out == f"deleted topic {name}\n"
     Ran(capfdbinary, "topics", "describe", name).fails_with(f"there is no topic '{name}'")
 

@@ -67,7 +67,7 @@ def test_replicas_are_compared_and_damage_is_repaired(
         leader, follower, other = fill(brokers, admin)
         same = Ran(capfdbinary, "topics", "verify", "t")
         assert same.code == 0 and same.out.startswith("1 partition, 3 replicas, ") and same.out.endswith(": 0 faults\n")
-        [row] = json.loads(Ran(capfdbinary, "topics", "verify", "--json").out)
+        [row] = json.loads(Ran(capfdbinary, "topics", "verify", "--bytes-per-second", "20MB", "--json").out)
         assert (row["replicas"], row["end_offset"], row["batches"], row["faults"]) == (
             [leader, follower, other], RECORDS, RECORDS, [],
         )  # fmt: skip
