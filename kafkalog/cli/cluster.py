@@ -34,8 +34,8 @@ def cluster() -> None:
 @bootstrap_option
 @json_option
 def describe(bootstrap: str, as_json: bool) -> None:
-    """Describe the cluster: its brokers, how much it holds, and which partitions cannot be read or written. One of the
-    brokers is the controller, which elects the leaders of partitions."""
+    """Describe the cluster: its brokers, how much it holds, and which partitions cannot be read or written; the totals
+    are without these. One of the brokers is the controller, which elects the leaders of partitions."""
     with admin_of(bootstrap) as admin:
         found = _description(admin)
     if as_json:
@@ -45,8 +45,11 @@ def describe(bootstrap: str, as_json: bool) -> None:
         f"cluster {found['cluster_id']}, format level {found['format_level']}, ZooKeeper {found['zookeeper']}, "
         f"client {found['client_version']}"
     )
-    counts = [counted(found[f"{name}s"], name) for name in ("topic", "partition", "record")]
-    click.echo(f"{', '.join(counts)}, {counted(found['size_bytes'], 'byte')}")
+    least = "at least " if found["uncounted_partitions"] else ""
+    click.echo(
+        f"{counted(found['topics'], 'topic')}, {counted(found['partitions'], 'partition')}, "
+        f"{least}{counted(found['records'], 'record')}, {least}{counted(found['size_bytes'], 'byte')}"
+    )
     controller = "nobody, or unknown" if found["controller"] is None else f"broker {found['controller']}"
     lacking = f"{counted(found['under_replicated'], 'under-replicated partition')}, {found['offline']} without a leader"
     click.echo(f"controller: {controller}; {lacking}\n")
@@ -140,7 +143,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         error = why_unserved(extents.get(partition), leader, live)
         if error is not None:
             unserved.append({"topic": partition.topic, "partition": partition.partition, "error": str(error)})
-    records, size_bytes, _ = totals(extents, leaders)
+    records, size_bytes, uncounted = totals(extents, leaders)
     damaged = [
         {
             "broker": broker_id,
@@ -177,6 +180,7 @@ def _description(admin: Admin) -> dict[str, Any]:
         "offline": sum(partition.is_offline(live) for partition in partitions),
         "records": records,
         "size_bytes": size_bytes,
+        "uncounted_partitions": uncounted,
         "unserved": unserved,
         "damaged": damaged,
     }

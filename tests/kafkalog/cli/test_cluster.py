@@ -30,6 +30,7 @@ def test_what_no_broker_serves_is_counted_apart(
         whole = json.loads(Ran(capfdbinary, "cluster", "describe", "--json").out)
         assert [(each["broker"], each["leads"]) for each in whole["brokers"]] == [(0, 2), (1, 2)]
         assert (whole["topics"], whole["partitions"], whole["records"], whole["unserved"]) == (1, 4, 12, [])
+        assert whole["uncounted_partitions"] == 0
         assert whole["client_version"] == whole["brokers"][0]["version"]
         assert (whole["cluster_id"], whole["zookeeper"]) == (
             admin.describe_cluster().cluster_id,
@@ -53,9 +54,12 @@ def test_what_no_broker_serves_is_counted_apart(
         assert {number: errors[number] for number in away} == dict.fromkeys(
             away, "its leader, broker 1, is not registered in the cluster"
         )
-        assert found["records"] == 3 and len(errors) == 3
+        assert (found["records"], found["uncounted_partitions"], len(errors)) == (3, 3, 3)
         assert any(each.startswith("partition t-") and "is lost" in each for each in errors.values())
-        assert "\n3 partitions not served:\n  t-0: " in Ran(capfdbinary, "cluster", "describe").out
+        text = Ran(capfdbinary, "cluster", "describe").out
+        least = f"1 topic, 4 partitions, at least 3 records, at least {found['size_bytes']} bytes"
+        assert text.splitlines()[1] == least
+        assert "\n3 partitions not served:\n  t-0: " in text
 
 
 def test_an_upgrade_says_what_it_would_do_and_what_holds_it_back(
