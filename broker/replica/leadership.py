@@ -121,7 +121,6 @@ class Leadership:
         self._followers: dict[tuple[int, str], Follower] = {}
         self._began_at = now
         self.configure(assigned, min_insync)
-        self.advance(end_offset, staged_end)
 
     def configure(self, assigned: Iterable[int], min_insync: int) -> None:
         """Use another assignment or another min.insync.replicas from now on."""

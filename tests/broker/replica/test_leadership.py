@@ -222,6 +222,8 @@ def test_no_election_is_ruled_out_while_replicas_are_eligible_and_none_is_to_be_
 def test_a_partition_with_one_replica_waits_for_nobody() -> None:
     alone = Leadership(0, state(0), (0,), 2, 10, 0, 0, now=0.0)
     assert alone.is_alone
+    assert alone.watermark == 0
+    assert alone.advance(10, 0)
     assert alone.watermark == 10
     assert not leading(0).is_alone
 
