@@ -111,7 +111,7 @@ class LocalCluster:
         zookeeper_port: None: a free port.
         settings: of every broker, dotted or snake_case names (`broker/config.py`). With three brokers or more, a topic
             has three copies and min.insync.replicas=2, unless default.replication.factor or
-            default.min.insync.replicas is given.
+            default.min.insync.replicas is given. A default.replication.factor above `brokers` is refused.
         host: address on which all servers listen; 0.0.0.0 and :: require the setting advertised.host.
     """
 
@@ -135,6 +135,13 @@ class LocalCluster:
         last_port = (port or 0) + 2 * brokers - 1
         if port is not None and not 0 < port <= last_port < 65536:
             raise InvalidArgument(reason=f"ports {port} to {last_port} are not all from 1 to 65535")
+        factor = parsed.default_replication_factor
+        if factor > brokers:
+            raise InvalidArgument(
+                reason=f"default.replication.factor={factor} needs as many brokers, and brokers is {brokers}: give "
+                f"brokers={factor} (kafkalog local --brokers {factor}), or at most {brokers} as "
+                "default.replication.factor"
+            )
         self.brokers: list[LocalBroker] = []
         self.zookeeper: LocalZooKeeper | None = None
         self._host = host

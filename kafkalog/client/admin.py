@@ -590,7 +590,8 @@ class Admin:
             dry_run: change nothing.
 
         Returns:
-            the partitions that move, or why one does not: ReassignmentInProgress, LeaderNotAvailable.
+            the partitions that move, or why one does not: ReassignmentInProgress, LeaderNotAvailable. Those that are
+            on the wanted brokers already are left out, so it may be empty.
 
         Raises:
             UnknownTopic, UnknownPartition, UnknownBroker: it does not exist, or is not live.

@@ -332,6 +332,8 @@ def test_settings_reach_the_brokers_and_wrong_ones_are_refused() -> None:
         assert len(create_topic(cluster.brokers[0].address, "three", partitions=0).partitions) == 3
     with pytest.raises(UnknownSetting, match=r"did you mean 'num\.partitions'"):
         LocalCluster(settings={"num.partition": 3})
+    with pytest.raises(InvalidArgument, match=r"default\.replication\.factor=5 needs .* brokers=5 \(kafkalog local"):
+        LocalCluster(3, settings={"default.replication.factor": 5})
     with pytest.raises(InvalidArgument, match=r"grpc\.port"):
         LocalCluster(settings={"grpc_port": 3})
     with pytest.raises(InvalidArgument):
