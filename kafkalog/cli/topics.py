@@ -68,6 +68,7 @@ def topics() -> None:
 @click.option("--config", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A topic setting; repeatable.")
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @bootstrap_option
+@json_option
 def create(
     topic: str,
     partitions: int | None,
@@ -75,6 +76,7 @@ def create(
     config: dict[str, str],
     if_not_exists: bool,
     bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Create TOPIC."""
     with admin_of(bootstrap) as admin:
@@ -87,10 +89,17 @@ def create(
         except TopicExists:
             if not if_not_exists:
                 raise
-            click.echo(f"topic {topic} exists already")
+            if as_json:
+                print_json({**_changed(*admin.describe_topics([topic])), "created": False})
+            else:
+                click.echo(f"topic {topic} exists already")
             return
     copies = len(made.partitions[0].replicas)
-    click.echo(f"created topic {made.name} with {_partitions_of(made)}" + f", {copies} copies of each" * (copies > 1))
+    if as_json:
+        print_json({**_changed(made), "created": True})
+    else:
+        of_each = f", {copies} copies of each" if copies > 1 else ""
+        click.echo(f"created topic {made.name} with {_partitions_of(made)}{of_each}")
     _warn_of(made.behind, "the new topic")
 
 
@@ -231,12 +240,21 @@ def _description(
             "error": str(found) if isinstance(found, KafkalogError) else None,
         }
 
+    return {**_settings(topic), "partitions": [partition(each) for each in topic.partitions]}
+
+
+def _changed(topic: TopicDescription) -> dict[str, Any]:
+    """A topic that was created or altered, as JSON."""
+    partitions = [_replication(each) for each in topic.partitions]
+    return {**_settings(topic), "partitions": partitions, "behind": list(topic.behind)}
+
+
+def _settings(topic: TopicDescription) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "topic_id": topic.topic_id.hex(),
         "config": dict(sorted(topic.config.items())),
         "effective": dict(sorted(topic.effective.items())),
-        "partitions": [partition(each) for each in topic.partitions],
     }
 
 
@@ -257,7 +275,15 @@ def _description(
 @click.option("--unset", multiple=True, metavar="NAME", help="Reset a setting to its default; repeatable.")
 @click.option("--partitions", type=click.IntRange(1), help="New number of partitions; not fewer than now.")
 @bootstrap_option
-def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partitions: int | None, bootstrap: str) -> None:
+@json_option
+def alter(
+    topic: str,
+    changes: dict[str, str],
+    unset: tuple[str, ...],
+    partitions: int | None,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Change settings of TOPIC, or add partitions."""
     if not (changes or unset or partitions):
         raise click.UsageError("nothing to change: give --set, --unset or --partitions")
@@ -270,8 +296,11 @@ def alter(topic: str, changes: dict[str, str], unset: tuple[str, ...], partition
                     f"`kafkalog topics reassign {topic} --replication-factor N` changes the number of copies"
                 )
             raise
-    settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
-    click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
+    if as_json:
+        print_json(_changed(altered))
+    else:
+        settings = " ".join(f"{name}={value}" for name, value in sorted(altered.config.items())) or "all defaults"
+        click.echo(f"topic {altered.name} has {_partitions_of(altered)}, {settings}")
     _warn_of(altered.behind, "the change")
 
 

@@ -109,9 +109,9 @@ def test_bootstrap_and_json_may_stand_before_the_command(
     arguments = [text.format(cluster.bootstrap_servers) for text in arguments]
     assert topic in Ran(capfdbinary, *arguments).out.split()
     assert topic in [each["topic"] for each in json.loads(Ran(capfdbinary, "--json", *arguments).out)]
-    ran = Ran(capfdbinary, "--json", "topics", "create", topic)
+    ran = Ran(capfdbinary, "--json", "topics", "delete", topic)
     assert (ran.code, ran.out) == (2, "")
-    assert "`kafkalog topics create` has no --json: leave it out" in ran.err
+    assert "`kafkalog topics delete` has no --json: leave it out" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,22 @@ def test_making_and_deleting_can_be_repeated(topic: str, capfdbinary: pytest.Cap
     Ran(capfdbinary, "topics", "delete", name, "--yes").fails_with(f"there is no topic '{name}'")
 
 
+def test_what_was_made_and_altered_is_printed_for_programs(
+    topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    name = f"{topic}-json"
+    create = ["topics", "create", name, "--config", "retention.ms=60000", "--if-not-exists", "--json"]
+    made, again = (json.loads(Ran(capfdbinary, *create).out) for _ in range(2))
+    assert (made["topic"], made["created"], made["config"]) == (name, True, {"retention.ms": "60000"})
+    assert (again["topic_id"], again["created"]) == (made["topic_id"], False)
+    altered = json.loads(Ran(capfdbinary, "topics", "alter", name, "--partitions", "2", "--json").out)
+    assert (altered["topic_id"], altered["behind"]) == (made["topic_id"], [])
+    assert [(each["partition"], each["replicas"]) for each in altered["partitions"]] == [(0, [0]), (1, [0])]
+    [described] = json.loads(Ran(capfdbinary, "topics", "describe", name, "--json").out)
+    assert altered.keys() - described.keys() == {"behind"} and altered["effective"] == described["effective"]
+    Ran(capfdbinary, "topics", "delete", name, "--yes")
+
+
 @pytest.mark.parametrize("answer", [b"", b"n\n", b"y\n"], ids=["nothing", "no", "yes"])
 def test_without_a_terminal_and_without_yes_no_topic_is_deleted(
     answer: bytes, topic: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
