@@ -387,7 +387,7 @@ def _check_unregistered(
                 found += f"; {f'its {its}' if lost == count else f'{lost} of its {its}'} cannot be read or written"
             else:
                 found += f"; other brokers lead its {its}"
-        advice = "start it; if it runs, its log says why it is not registered"
+        advice = "start the broker; if it runs, its log says why it is not registered"
         yield Finding(f"broker {broker_id}", "failed", found, advice)
         if broker_id in answers:
             yield from _status_findings(answers[broker_id], zookeeper)
