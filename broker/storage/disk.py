@@ -121,6 +121,14 @@ class Disk:
         """The names in a folder, sorted."""
         return sorted(os.listdir(path))
 
+    def exists(self, path: Path) -> bool:
+        """Whether a name exists. Unlike `names`, this takes no descriptor."""
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     def stands_at(self, fd: int, path: Path) -> bool:
         """Whether a path still names an open file: false once the file was removed, moved or replaced."""
         try:

@@ -167,9 +167,10 @@ def record_reset(disk: Disk, folder: Path, offset: int) -> None:
 
 
 def may_be_reset(disk: Disk, folder: Path) -> bool:
-    """Whether the next opening may find a recorded reset."""
+    """Whether the next opening may find a recorded reset. Looking takes no descriptor, because a lack of them may be
+    why it was not recorded."""
     try:
-        return RESET_NAME in disk.names(folder)
+        return disk.exists(folder / RESET_NAME)
     except OSError:
         return True
 

@@ -117,9 +117,10 @@ class Replacement:
 
     @property
     def may_be_decided(self) -> bool:
-        """Whether the next opening may find the decision."""
+        """Whether the next opening may find the decision. Looking takes no descriptor, because a lack of them may
+        be why nothing was decided."""
         try:
-            return self._swap.name in self._disk.names(self._folder)
+            return self._disk.exists(self._swap)
         except OSError:
             return True
 

@@ -249,6 +249,9 @@ class MemoryDisk(Disk):
     def names(self, path: Path) -> list[str]:
         return sorted(self._folder(path).names)
 
+    def exists(self, path: Path) -> bool:
+        return path.name in self._folder(path.parent).names
+
     def stands_at(self, fd: int, path: Path) -> bool:
         try:
             return self._file(path) is self._open[fd]

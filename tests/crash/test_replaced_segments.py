@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -230,6 +233,24 @@ def test_a_full_disk_leaves_the_old_segments(step: str) -> None:
     with pytest.raises(DiskFull):
         log.replace(written(log, 1, 1))
     disk.before = lambda name: None
+    assert read_all(log) == damaged()
+    assert log.replace(written(log, 1, 1))
+    assert read_all(log) == good()
+
+
+def test_a_lack_of_descriptors_leaves_the_old_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    log = damaged_log(disk)
+    replacement = written(log, 1, 1)
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patched:
+        for step in ("create", "open", "names", "sync_dir"):
+            patched.setattr(disk, step, refuse)
+        with pytest.raises(DiskFull):
+            log.replace(replacement)
     assert read_all(log) == damaged()
     assert log.replace(written(log, 1, 1))
     assert read_all(log) == good()

@@ -26,6 +26,14 @@ def test_created_file_must_be_new(tmp_path: Path) -> None:
         disk.create(tmp_path / "x")
 
 
+def test_a_name_exists_whatever_it_names(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    disk = Disk()
+    assert disk.exists(tmp_path) and disk.exists(tmp_path / "link")
+    assert not disk.exists(tmp_path / "x")
+    assert not disk.exists(tmp_path / "x" / "y")
+
+
 def test_descriptors_are_not_inherited(tmp_path: Path) -> None:
     disk = Disk()
     for fd in (disk.create(tmp_path / "x"), disk.open(tmp_path / "x"), disk.lock(tmp_path / "lock")):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -478,19 +479,30 @@ def test_deletion_on_a_follower_keeps_the_state_that_it_got_until_a_later_one_is
     assert isinstance(again, Appended) and again.base_offset == 0
 
 
-def test_reset_without_room_for_its_record_deletes_nothing(
-    leader: Log, follower: Replica, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def refusing(disk: CountingDisk, code: int, *steps: str) -> Iterator[None]:
+    """Let steps of a disk that take a path fail."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    with pytest.MonkeyPatch.context() as patched:
+        for step in steps:
+            patched.setattr(disk, step, refuse)
+        yield
+
+
+NEED_DESCRIPTORS = "create", "open", "names", "sync_dir"
+
+
+@pytest.mark.parametrize(("code", "steps"), [(errno.ENOSPC, ("create",)), (errno.EMFILE, NEED_DESCRIPTORS)])
+def test_reset_without_room_or_descriptor_for_its_record_deletes_nothing(
+    leader: Log, follower: Replica, code: int, steps: tuple[str, ...]
 ) -> None:
     fill(leader, 3)
     catch_up(follower.log, leader, 0)
-
-    def full(path: Path) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(follower.disk, "create", full)
-        with pytest.raises(DiskFull):
-            follower.log.reset_to(9)
+    with refusing(follower.disk, code, *steps), pytest.raises(DiskFull):
+        follower.log.reset_to(9)
     assert list(read_all(follower.log)) == [0, 1, 2]
     follower.log.reset_to(9)
     assert follower.restart().start_offset == 9
@@ -530,21 +542,13 @@ def test_segments_that_were_to_be_unlinked_take_no_file_of_the_new_log_along(
     assert list(read_all(follower.restart())) == [30]
 
 
-def test_reset_that_may_be_recorded_takes_the_directory_out_of_service(
-    follower: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_that_may_be_recorded_takes_the_directory_out_of_service(follower: Replica) -> None:
     """A start would delete what is appended after it."""
     log = follower.log
     log.begin_epoch(0)
     fill(log, 3)
-
-    def no_descriptor(path: Path) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(follower.disk, "sync_dir", no_descriptor)
-        with pytest.raises(StorageFailed):
-            log.reset_to(9)
+    with refusing(follower.disk, errno.EMFILE, "sync_dir"), pytest.raises(StorageFailed):
+        log.reset_to(9)
     with pytest.raises(StorageFailed):
         fill(log, 1)
     assert follower.restart().end_offset == 9
