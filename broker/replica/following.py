@@ -72,7 +72,12 @@ class Following:
 
     def position(self) -> Position:
         """What this follower has. It is durable as far as acks promise that: the log with flush.messages=1, and
-        prepared sets. Damage is met with this: until it is repaired, the replica does not join the in-sync set."""
+        prepared sets. Damage is met with this: until it is repaired, the replica does not join the in-sync set.
+
+        Raises:
+            DiskFull: a log that began anew is not on the disk yet; try again.
+            StorageFailed, Closed.
+        """
         damage = self._log.first_damage()
         if damage is not None:
             self._reader.on_damage(damage)
@@ -84,6 +89,7 @@ class Following:
                     self._log.flush_to(self._log.end_offset)
                 self._staging.sync_copies()
                 with self._role.lock:
+                    self._log.finish_reset()
                     has_more = self._log.flushed_offset < self._log.end_offset
                     if needs_flush and has_more and not self._role.leads:
                         continue  # another leader's link has appended

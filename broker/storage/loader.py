@@ -179,13 +179,13 @@ def finish_reset(disk: Disk, folder: Path, label: str) -> None:
     """Replace a log as `record_reset` decided, durably. May be repeated after a stop at any step."""
     facts = unseal(read_whole(disk, folder / RESET_NAME) or b"") or {}
     offset = int(facts.get("offset", 0))  # if the record is damaged: a follower that begins at 0 is reset again
-    log.warning("log_reset", partition=label, folder=str(folder), offset=offset)
     for name in disk.names(folder):
         if name == EPOCHS_NAME or any(base_offset_of(name, suffix) is not None for suffix in _OF_A_LOG):
             disk.unlink(folder / name)
     make_empty_log(disk, folder, label, offset)
     disk.unlink(folder / RESET_NAME)
     disk.sync_dir(folder)  # before an append: a restored record would delete it
+    log.warning("log_reset", partition=label, folder=str(folder), offset=offset)
 
 
 def _unless_full(save: Callable[[], None]) -> bool:

@@ -132,6 +132,7 @@ class Log:
         self._save_lock = threading.Lock()  # guards _snapshots, _saved_offset, _deleted; taken before _flush_lock
         self._closed = False
         self._closes = False  # `close` was called
+        self._resets = False  # `reset_to` has not done all its steps on the disk
         self._flush_asked = False
         self._flush_timed = False
         self._flusher = services.flusher
@@ -279,9 +280,12 @@ class Log:
             self.request_flush()
 
     def _check_usable(self) -> None:
+        """Lock held. Raises DiskFull if a reset cannot be finished yet."""
         if self._closed or self._errors.health.failed is not None:
             self._errors.check()
             raise Closed(what=f"log of {self.label}")
+        if self._resets:
+            self._finish_reset(is_recorded=False)
 
     # --- leader epochs -------------------------------------------------------------------------------------------
 
@@ -1156,6 +1160,9 @@ class Log:
         the leader's starts. The producers' state, the apply progress and the leader epochs are forgotten. Appends by a
         leader are refused until `begin_epoch`.
 
+        Once the reset may be recorded, the log is the new one. If there is no space or descriptor for the files of it,
+        each later use tries to make them, and raises DiskFull until they are made (`finish_reset`).
+
         Args:
             producers: the state of producers and transactions before the offset, as far as it is known here; see
                 `producers_before`. It is not saved, and holds until the leader's is taken over.
@@ -1167,12 +1174,15 @@ class Log:
         """
         with self._save_lock, self._flush_lock, self._lock:
             self._check_usable()
+            is_recorded = True
             try:
                 record_reset(self._disk, self.directory, offset)
             except OSError as error:
-                if may_be_reset(self._disk, self.directory):  # it would delete what is appended from now on
+                if not may_be_reset(self._disk, self.directory):
+                    self._errors.refuse(error, "recording a reset")
+                if not passes(error):  # the next start may delete what is appended from now on
                     self._errors.fail(error, "recording a reset")
-                self._errors.refuse(error, "recording a reset")
+                is_recorded = False
             old = self._segments
             new = Segment(self._disk, self.directory, offset, self.settings.index_interval_bytes)
             self._segments, self._active = [new], new
@@ -1189,11 +1199,34 @@ class Log:
             self._publish()  # before the files are gone: a reader that misses one looks for a newer view
             for segment in old:
                 segment.close()
+            self._resets = True
             try:
-                finish_reset(self._disk, self.directory, self.label)
-                new.open_for_append()
-            except OSError as error:
-                self._errors.fail(error, "resetting the log")
+                self._finish_reset(is_recorded)
+            except DiskFull as full:
+                self._services.health.log_full(full, self.label)
+
+    def _finish_reset(self, is_recorded: bool) -> None:
+        """The steps of `reset_to` on the disk; lock held. After a failure they begin with the record again, whichever
+        of them were done: nothing may be deleted before it is durable."""
+        try:
+            if not is_recorded:
+                record_reset(self._disk, self.directory, self._end_offset)
+            finish_reset(self._disk, self.directory, self.label)
+            self._active.open_for_append()
+        except OSError as error:
+            self._errors.refuse(error, "resetting the log")
+        self._resets = False
+
+    def finish_reset(self) -> None:
+        """Finish the steps of `reset_to` on the disk, if some are left. Until then a loss of power may restore the old
+        log.
+
+        Raises:
+            DiskFull: there still is no space or descriptor for them.
+            StorageFailed, Closed.
+        """
+        with self._lock:
+            self._check_usable()
 
     # --- checking --------------------------------------------------------------------------------------------------
 
@@ -1204,13 +1237,15 @@ class Log:
         until_offset: int = OFFSET_MAX,
         on_batch: OnBatch = lambda header: None,
     ) -> Iterator[int]:
-        """Check the batches of a segment; see `SegmentCheck.run`. Takes no lock. Damage is added to the segment's, and
-        logged once. Ends early if the segment is not in the log any more.
+        """Check the batches of a segment; see `SegmentCheck.run`. No lock is held while it reads. Damage is added to
+        the segment's, and logged once. Ends early if the segment is not in the log any more.
 
         Raises:
             StorageFailed, DiskFull: the file cannot be read.
             Closed: the log is closed.
         """
+        with self._lock:
+            self._check_usable()
         view = self.reader.view
         if segment not in view.segments:
             return
@@ -1219,7 +1254,8 @@ class Log:
         try:
             for read in check.run(from_offset, until_offset):
                 yield read
-                self._check_usable()
+                with self._lock:
+                    self._check_usable()
                 if segment not in self.reader.view.segments:
                     return
         except FileNotFoundError:

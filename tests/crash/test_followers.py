@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +17,7 @@ from broker.replica.partition import Partition
 from broker.storage.epochs import EPOCHS_NAME
 from broker.storage.log import Appended, Log
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import CorruptBatch, StorageFailed
+from kafkalog.errors import CorruptBatch, DiskFull, StorageFailed
 from kafkalog.format.batch import iter_batches
 from kafkalog.zk.registry import PartitionState
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all, topic
@@ -171,6 +173,69 @@ def test_kill_of_a_follower_at_every_step_of_a_reset_that_a_start_finishes() -> 
     for image in images:
         check(image.after_kill(), begun, power_cut=False)
         check(image.after_power_cut(random.Random(0), 0.5), begun, power_cut=True)
+
+
+class Scarce(MemoryDisk):
+    """To open a file and to list a folder are steps too, for each takes a descriptor."""
+
+    def open(self, path: Path, *, write: bool = False) -> int:
+        self._step(f"open {path.name}")
+        return super().open(path, write=write)
+
+    def names(self, path: Path) -> list[str]:
+        self._step("names")
+        return super().names(path)
+
+
+@pytest.mark.parametrize("count", [1, 1 << 60])
+@pytest.mark.parametrize(
+    ("code", "kinds"),
+    [(errno.ENOSPC, ("create", "write", "rename")), (errno.EMFILE, ("create", "open", "names", "sync_dir"))],
+)
+def test_reset_that_lacks_space_or_descriptors_at_any_step_is_carried_out_later(
+    code: int, kinds: tuple[str, ...], count: int
+) -> None:
+    leader = leaders()[2]
+    ends = set()
+    for first in itertools.count():
+        disk = Scarce()
+        log = open_follower(disk)
+        catch_up(log, leaders()[1], leaders()[1].last_epoch)
+        before, tried = bytes_of(log), itertools.count()
+        refused: list[str] = []
+
+        def lack(step: str, first: int = first, tried: Iterator[int] = tried, refused: list[str] = refused) -> None:
+            if step.startswith(kinds) and first <= next(tried) < first + count:
+                refused.append(step)
+                raise OSError(code, os.strerror(code), step)
+
+        disk.before = lack
+        is_reset = True
+        try:
+            log.reset_to(leader.start_offset)
+        except DiskFull:
+            is_reset = False
+        if not refused:
+            break
+        if is_reset and count > 1:
+            for use in (log.finish_reset, log.flush, log.checkpoint, log.apply_retention):
+                with pytest.raises(DiskFull):
+                    use()
+        disk.before = lambda step: None
+        left = Stopped(refused[0], disk, 2, 0)
+        check(disk.after_kill(), left, power_cut=False)
+        for number in range(4):
+            check(disk.after_power_cut(random.Random(number), number / 3), left, power_cut=True)
+        if is_reset:
+            assert log.start_offset == log.end_offset == leader.start_offset
+        else:
+            assert bytes_of(log) == before
+        ends.add(is_reset)
+        log.finish_reset()
+        catch_up(log, leader, leader.last_epoch)
+        check(disk.after_kill(), Stopped("", disk, 2, log.end_offset), power_cut=False)
+        assert bytes_of(log) == bytes_of(leader)
+    assert ends == {True, False}
 
 
 @pytest.mark.parametrize("kept", ["high watermark", "checkpoint", ""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import FencedLeaderEpoch, NotEnoughReplicas, NotLeader, ReplicaDiverged, StorageFailed
+from kafkalog.errors import FencedLeaderEpoch, NotEnoughReplicas, NotLeader, OutOfFiles, ReplicaDiverged, StorageFailed
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.zk.registry import BrokerRecord, PartitionState
@@ -273,6 +275,25 @@ def test_a_follower_that_begins_anew_knows_its_producers_until_it_gets_them_from
     _, [appended] = partition.append_as_leader([batch])
     assert isinstance(appended, Appended)
     assert (appended.base_offset, partition.end_offset) == (0, 1)
+
+
+def test_a_follower_names_no_position_until_the_log_that_it_begins_anew_is_on_the_disk(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power could restore the old log, of which the leader would know nothing."""
+    following = deposed(directory, 2, is_unclean=False).following
+
+    def no_descriptor(path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory.disk, "sync_dir", no_descriptor)
+        assert following.begin_anew(50, 50, 4)
+        for _ in range(2):
+            with pytest.raises(OutOfFiles):
+                following.position()
+    assert directory.failed is None
+    assert following.position().end_offset == 50
 
 
 def test_a_follower_whose_records_its_next_leader_has_deleted_agrees_with_it(directory: LogDirectory) -> None:
