@@ -157,9 +157,8 @@ class Broker:
             cluster = join_cluster(session, self._clock.now_us())
         cluster.check_understood(settings.broker_id, FORMATS)
         cluster_id = cluster.cluster_id
-        directory.claim(cluster_id, settings.broker_id)
+        directory.check_owner(cluster_id, settings.broker_id)
 
-        assert directory.directory_id is not None
         address = settings.advertised_host or settings.host
         _check_resolves(address)
         record = BrokerRecord(
@@ -177,6 +176,7 @@ class Broker:
         health = directory.services.health
         registration = self.registration = Registration(record, metadata, health, settings, self._clock)
         registration.check_id()
+        directory.claim(cluster_id, settings.broker_id)  # not before: it gives a new directory this id for good
         undone = Undone(self._clock)
         host = self.host = Host(settings.broker_id, directory, metadata, settings, undone, self._clock)
         host.raise_epoch = registration.raise_epoch

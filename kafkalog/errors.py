@@ -534,7 +534,10 @@ class DataDirInUse(KafkalogError):
 
 class ClusterMismatch(KafkalogError):
     code = 43
-    message = "data directory {directory} belongs to {expected}, not to {actual}"
+    message = (
+        "data directory {directory} belongs to {expected}, not to {actual}: give another log.dir, or remove this one "
+        "if nothing in it is needed"
+    )
 
 
 # --- requests, connections, limits ---------------------------------------------------------------------------------

@@ -131,9 +131,7 @@ class Host:
 
     @property
     def _directory_id(self) -> str:
-        found = self._directory.directory_id
-        assert found is not None, "the directory was not claimed"
-        return found
+        return self._directory.directory_id
 
     def close(self) -> None:
         """Close every partition. After the watcher's stop."""

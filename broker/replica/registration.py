@@ -185,5 +185,7 @@ class Registration:
         """The error for a broker whose id another live broker has."""
         reason = f"the broker at {other.host}:{other.grpc_port} has this id ({other.where})"
         if other.directory == self._record.directory:
-            reason += ", and one of the two data directories is a copy of the other"
+            reason += ", and one of the two data directories is a copy of the other: start only one of the two brokers"
+        else:
+            reason += ": give this one another broker.id"
         return InvalidSetting(name="broker.id", value=self._record.broker_id, reason=reason)

@@ -10,8 +10,8 @@
     <topic id>-<partition>.deleted/                     a deleted log whose files are being unlinked
     <topic id>-<partition>.set-aside-<n>/               what was there before a log was replaced; not read again
 
-The directory's id is made at its first claim and never changes. The states of partitions in ZooKeeper contain it. So if
-a log is not here, it is known whether it is missing or was never here.
+The directory's id is written at its first claim and never changes. The states of partitions in ZooKeeper contain it. So
+if a log is not here, it is known whether it is missing or was never here.
 
 `lock` has three lines of fixed length, so that they can be written on a full disk: the process id of the broker that
 has, or had, the directory open; the machine's boot id at that time; and `lost`, or spaces. After a kill the machine
@@ -128,7 +128,7 @@ class LogDirectory:
         may_have_lost: the machine may have lost unsynced writes: the directory was not closed properly, and the machine
             was booted since, or that is not known. Stays true, over further starts too, until `settle_loss`.
         cluster_id, broker_id: the directory's owner; None until the first `claim`.
-        directory_id: the directory's id in ZooKeeper, 32 hex digits; None until the first `claim`.
+        directory_id: the directory's id in ZooKeeper, 32 hex digits. Until the first `claim` each opening makes one up.
         lock_id: identifies the locked file on this machine until the next boot. A broker that holds the lock knows that
             no other process with the same lock_id is alive.
         on_failed: called once, with the error that took the directory out of service.
@@ -184,7 +184,7 @@ class LogDirectory:
         self.on_lost: Callable[[bytes, int], None] = lambda topic_id, partition: None
         self.cluster_id: str | None = None
         self.broker_id: int | None = None
-        self.directory_id: str | None = None
+        self.directory_id = uuid.uuid4().hex
         self._lock = threading.Lock()  # guards the attributes up to _high_watermarks; taken before any log's locks
         self._logs: dict[tuple[bytes, int], Log] = {}
         self._missing: set[tuple[bytes, int]] = set()  # found by `note_if_missing`, and all of _untrusted
@@ -293,30 +293,41 @@ class LogDirectory:
         self.cluster_id, self.broker_id = facts["cluster_id"], facts["broker_id"]
         self.directory_id = facts["directory_id"]
 
-    def claim(self, cluster_id: str, broker_id: int) -> None:
-        """Set the directory's owner. The first call writes the owner to `meta`, and gives the directory its id.
+    def check_owner(self, cluster_id: str, broker_id: int) -> None:
+        """Check that the directory has no other owner. Writes nothing.
 
         Raises:
             ClusterMismatch: the directory belongs to another cluster or broker.
-            StorageFailed: the directory has logs, but its `meta` is missing; or `meta` cannot be written.
-            DiskFull: `meta` cannot be written.
+            StorageFailed: the directory has logs, but its `meta` is missing.
         """
-        ours = f"broker {broker_id} of cluster {cluster_id}"
         if self.cluster_id is not None:
-            if (self.cluster_id, self.broker_id) != (cluster_id, broker_id):
-                theirs = f"broker {self.broker_id} of cluster {self.cluster_id}"
-                raise ClusterMismatch(directory=str(self.path), expected=theirs, actual=ours)
-            return
-        if self.existing():  # impossible after a crash: meta is written before the first log is made
+            owners = ("broker", self.broker_id, broker_id), ("cluster", self.cluster_id, cluster_id)
+            differ = [(what, theirs, ours) for what, theirs, ours in owners if theirs != ours]
+            if differ:
+                expected = " of ".join(f"{what} {theirs}" for what, theirs, _ in differ)
+                actual = " of ".join(f"{what} {ours}" for what, _, ours in differ)
+                raise ClusterMismatch(directory=str(self.path), expected=expected, actual=actual)
+        elif self.existing():  # impossible after a crash: meta is written before the first log is made
             reason = f"it holds logs, but {self.path / _META}, which names their broker, is missing: put it back"
             raise StorageFailed(directory=str(self.path), reason=reason)
-        directory_id = uuid.uuid4().hex
-        facts = {"cluster_id": cluster_id, "broker_id": broker_id, "directory_id": directory_id}
+
+    def claim(self, cluster_id: str, broker_id: int) -> None:
+        """Set the directory's owner. The first call writes it to `meta`, with the directory's id.
+
+        Raises:
+            ClusterMismatch: see `check_owner`.
+            StorageFailed: see there; or `meta` cannot be written.
+            DiskFull: `meta` cannot be written.
+        """
+        self.check_owner(cluster_id, broker_id)
+        if self.cluster_id is not None:
+            return
+        facts = {"cluster_id": cluster_id, "broker_id": broker_id, "directory_id": self.directory_id}
         try:
             write_atomic(self.disk, self.path / _META, seal(facts))
         except OSError as error:
             raise storage_error(self.path, error, "writing meta") from error
-        self.cluster_id, self.broker_id, self.directory_id = cluster_id, broker_id, directory_id
+        self.cluster_id, self.broker_id = cluster_id, broker_id
 
     # --- logs ----------------------------------------------------------------------------------------------------
 

@@ -81,8 +81,10 @@ def test_a_data_directory_of_another_cluster_or_broker_is_refused(
 
 def test_a_broker_id_that_a_live_broker_has_is_refused(start_broker: StartBroker, tmp_path: Path) -> None:
     start_broker(0)
-    with pytest.raises(errors.InvalidSetting, match=r"broker\.id=0 is not valid: the broker at 127\.0\.0\.1:\d+ has"):
+    refused = r"broker\.id=0 is not valid: the broker at 127\.0\.0\.1:\d+ has .*: give this one another broker\.id"
+    with pytest.raises(errors.InvalidSetting, match=refused):
         start_broker(0, log_dir=str(tmp_path / "elsewhere"), zookeeper_session_timeout_ms=1000)
+    start_broker(1, log_dir=str(tmp_path / "elsewhere"))  # which another id has not made its own
 
 
 def test_an_unreachable_zookeeper_is_named_in_bounded_time(start_broker: StartBroker) -> None:
@@ -475,7 +477,7 @@ def test_the_process_ends_with_one_sentence_when_another_broker_has_its_id(tmp_p
     assert code == 1
     assert "broker_replaced broker_id=0" in said
     assert said.strip().splitlines()[-1].startswith("broker: broker.id=0 is not valid: the broker at 127.0.0.1:")
-    assert said.strip().endswith("has this id (host:/another)")
+    assert said.strip().endswith("has this id (host:/another): give this one another broker.id")
     assert "Traceback" not in said
     assert (tmp_path / "data" / "clean").exists()
 

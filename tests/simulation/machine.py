@@ -191,14 +191,14 @@ class Machine:
         session.start()
         with session.patient():
             cluster_id = join_cluster(session, clock.now_us()).cluster_id
-        directory.claim(cluster_id, self.number)
-        assert directory.directory_id is not None
+        directory.check_owner(cluster_id, self.number)
         record = BrokerRecord(
             self.number, self.name, 1, 2, directory=directory.directory_id, lock=directory.lock_id, where=self.name
         )
         metadata = Metadata(session)
         registration = Registration(record, metadata, directory.services.health, settings, clock)
         registration.check_id()
+        directory.claim(cluster_id, self.number)
         undone = Undone(clock)
         host = Host(self.number, directory, metadata, settings, undone, clock)
         host.raise_epoch = registration.raise_epoch

@@ -70,16 +70,22 @@ def test_a_log_dir_that_is_a_file_is_a_wrong_setting_and_no_failed_disk(tmp_path
 
 def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
     directory = LogDirectory(tmp_path)
-    assert (directory.cluster_id, directory.broker_id, directory.directory_id) == (None, None, None)
+    assert (directory.cluster_id, directory.broker_id) == (None, None)
+    directory.check_owner("blue", 2)
     directory.claim("red", 1)
     named = directory.directory_id
     directory.claim("red", 1)
     directory.close()
     directory = LogDirectory(tmp_path)
     assert (directory.cluster_id, directory.broker_id, directory.directory_id) == ("red", 1, named)
-    for other in (("blue", 1), ("red", 2)):
-        with pytest.raises(ClusterMismatch, match="belongs to broker 1 of cluster red, not to broker"):
-            directory.claim(*other)
+    for other, differs in {
+        ("blue", 1): "cluster red, not to cluster blue",
+        ("red", 2): "broker 1, not to broker 2",
+        ("blue", 2): "broker 1 of cluster red, not to broker 2 of cluster blue",
+    }.items():
+        for call in (directory.check_owner, directory.claim):
+            with pytest.raises(ClusterMismatch, match=f"belongs to {differs}: give another log.dir, or remove this"):
+                call(*other)
     directory.close()
 
 
