@@ -51,6 +51,9 @@ log = get_logger(__name__)
 _TURN_SECONDS = 0.5
 _OPENED_TOGETHER = 100
 """Of a topic's logs, so many share a sync of their folders' names and a write of their states."""
+_LOG_LOST = "its log is lost"
+_POWER_LOST = "the machine may have lost writes"
+_STAGED_DAMAGED = "staged data is damaged"
 _EVERY_DELETED = paths.DELETED_TOPICS + "/"
 PartitionKey = tuple[bytes, int]
 
@@ -416,7 +419,8 @@ class Host:
         }
         turn.departing = {number: state for number, state in turn.departing.items() if number not in are_out}
         if turn.departing:
-            topic = self._leave_sets(topic, turn, turn.departing)
+            reasons = {number: _LOG_LOST if number in turn.anew else _POWER_LOST for number in turn.departing}
+            topic = self._leave_sets(topic, turn, turn.departing, reasons)
             self._left |= {(topic.topic_id, number) for number in turn.departing}
         for number in turn.anew & turn.departing.keys():
             self._directory.replace_log(topic.topic_id, number, f"{topic.name}-{number}", 0)
@@ -439,8 +443,10 @@ class Host:
         }
         if leaving:
             live = self.metadata.brokers
-            of_whom = {number: None if opened[number].following.may_lack_staged(False) else live for number in leaving}
-            topic = self._leave_sets(topic, turn, leaving, of_whom)
+            damaged = {number for number in leaving if opened[number].following.may_lack_staged(False)}
+            reasons = {number: _STAGED_DAMAGED if number in damaged else _POWER_LOST for number in leaving}
+            of_whom = {number: None if number in damaged else live for number in leaving}
+            topic = self._leave_sets(topic, turn, leaving, reasons, of_whom)
             turn.departing |= leaving
         return topic
 
@@ -449,11 +455,13 @@ class Host:
         topic: TopicRecord,
         turn: _Turn,
         leaving: dict[int, PartitionState],
+        reasons: Mapping[int, str],
         unless_last: Mapping[int, Container[int] | None] | None = None,
     ) -> TopicRecord:
         """Leave the sets of some partitions; those whose topic was deleted are taken out of `leaving`.
 
         Args:
+            reasons: for the event.
             unless_last: not those whose last replica is this one, of which brokers; see `is_last`.
         """
         # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
@@ -484,8 +492,9 @@ class Host:
         for number in leaving:
             state = states[number]
             log.warning(
-                "replica_left_the_sets", partition=f"{topic.name}-{number}", leader=state.leader, isr=list(state.isr)
-            )
+                "replica_left_the_sets", partition=f"{topic.name}-{number}", reason=reasons[number],
+                leader=state.leader, isr=list(state.isr),
+            )  # fmt: skip
             turn.wanted[number] = state
         return replace(topic, states=states)
 

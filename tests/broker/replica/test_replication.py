@@ -480,7 +480,8 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
             path.write_bytes(data[:at] + bytes(50) + data[at + 50 :])
         caplog.clear()
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
-        assert "replica_left_the_sets" in caplog.text
+        reason = "the machine may have lost writes" if loss == "of power" else "staged data is damaged"
+        assert f'replica_left_the_sets partition=t-0 reason="{reason}"' in caplog.text
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
         assert not others or replica(brokers[lost], topic).staged_copies() == []
     for number in others:
@@ -545,7 +546,7 @@ def test_a_replica_that_was_emptied_does_not_apply_a_batch_again_of_which_record
 
 
 def test_a_replica_that_was_emptied_does_not_join_without_the_state_of_the_producers(
-    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a restart make it forget that it lacks it."""
     brokers = {number: start_broker(number, replica_lag_time_max_ms=500) for number in range(2)}
@@ -576,6 +577,7 @@ def test_a_replica_that_was_emptied_does_not_join_without_the_state_of_the_produ
     brokers[lost] = start_broker(lost, replica_lag_time_max_ms=500)
     waited_for(in_sync(brokers, topic, 0, 0, 1))
     assert len(replica(brokers[lost], topic).log._producers) == 1
+    assert 'replica_left_the_sets partition=t-0 reason="its log is lost"' in caplog.text
 
 
 @pytest.mark.parametrize("deleted_to", [6, 10])
