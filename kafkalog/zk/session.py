@@ -175,8 +175,8 @@ class ZooKeeperSession:
         self._request_timeout = request_timeout_ms / 1000
         self._watchers: dict[Watch, Callable[[WatchedEvent], None]] = {}
         self._on_state: list[Callable[[bool, bool], None]] = []
-        self._lock = threading.Lock()  # guards _expired
-        self._expired = False
+        self._lock = threading.Lock()  # guards _has_session
+        self._has_session = False
         self._caller = _Caller()
         self._client = Client(
             hosts=self.address.hosts,
@@ -219,7 +219,7 @@ class ZooKeeperSession:
 
     def on_state(self, callback: Callable[[bool, bool], None]) -> None:
         """Register `callback(connected, session_is_new)`. It is called at every change of the connection, on kazoo's
-        thread, and must not block.
+        thread, and must not block. The session is new at the first connection, and after the last one was lost.
 
         Watches are lost with the connection. After a reconnect, read and watch again.
         """
@@ -244,10 +244,10 @@ class ZooKeeperSession:
     def _state_changed(self, state: str) -> None:
         with self._lock:
             if state == KazooState.LOST:
-                self._expired = True
-            session_is_new = state == KazooState.CONNECTED and self._expired
+                self._has_session = False
+            session_is_new = state == KazooState.CONNECTED and not self._has_session
             if state == KazooState.CONNECTED:
-                self._expired = False
+                self._has_session = True
         if state == KazooState.CONNECTED:
             log.info("zookeeper_connected", address=self.address.hosts, session_is_new=session_is_new)
         else:

@@ -215,7 +215,7 @@ def test_calls_fail_in_bounded_time_while_it_is_away_and_work_when_it_is_back(tm
     states: queue.Queue[tuple[bool, bool]] = queue.Queue()
     session.on_state(lambda connected, is_new: states.put((connected, is_new)))
     session.start()
-    assert states.get(timeout=30) == (True, False)
+    assert states.get(timeout=30) == (True, True)
     try:
         session.create("/kept", b"x")
         session.create("/mine", ephemeral=True)
