@@ -15,10 +15,10 @@ from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
-_BODY_MAX = (1 << 32) - 1  # of a frame
+BODY_MAX = (1 << 32) - 1  # of a frame
 _SLICES_MAX = 500
-"""Of one answer, for each may hold a file open. The partitions after them in the request get empty answers, as they do
-when the bytes are used up; a consumer asks first for those it has least of."""
+"""Of one answer, for each may hold a file open. A follower gets the partitions after them in the next answer. In a
+fetch they get empty answers, as they do when the bytes are used up; a consumer asks first for those it has least of."""
 
 
 class MemorySlice:
@@ -56,6 +56,7 @@ class Answer(Generic[ReplyT]):
 
     @property
     def is_full(self) -> bool:
+        """Whether no slice may be added."""
         return len(self.slices) >= _SLICES_MAX
 
     def is_enough(self, request: pb.FetchRequest) -> bool:
@@ -75,7 +76,7 @@ def fetch(request: pb.FetchRequest, host: Host, max_bytes: int) -> Answer[pb.Fet
             whole batch whatever the limits are, so that a reader always makes progress.
     """
     answer = Answer(pb.FetchReply())
-    left = min(request.max_bytes or max_bytes, max_bytes, _BODY_MAX)
+    left = min(request.max_bytes or max_bytes, max_bytes, BODY_MAX)
     try:
         for part in request.partitions:
             left -= _add_slice(part, host, left, answer, request.for_repair)

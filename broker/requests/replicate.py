@@ -15,7 +15,7 @@ from functools import partial
 from broker.replica.host import Host
 from broker.replica.leadership import IN_FLIGHT_MAX, Pulse
 from broker.replica.partition import Partition
-from broker.requests.fetch import Answer, MemorySlice
+from broker.requests.fetch import BODY_MAX, Answer, MemorySlice
 from broker.staging.staging import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
@@ -23,8 +23,6 @@ from kafkalog.errors import KafkalogError, OffsetOutOfRange
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
-_BODY_MAX = (1 << 32) - 1  # of a frame
-_SLICES_MAX = 500  # of one answer, for each may hold a file open
 _PIECES_A_SECOND = 10
 _PIECE_BYTES_MIN = 64 << 10
 """Of the pieces of copies that are held to a rate, all of a connection together: so many in a second, unless they would
@@ -166,9 +164,9 @@ class ReplicaSession:
         answer = Answer(pb.ReplicaFetchReply())
         try:
             self._add_failures(answer)
-            left = min(max_bytes, _BODY_MAX)
+            left = min(max_bytes, BODY_MAX)
             for key in list(self._dirty):
-                if answer.slices and (left <= 0 or len(answer.slices) >= _SLICES_MAX):
+                if answer.slices and (left <= 0 or answer.is_full):
                     break
                 del self._dirty[key]  # first: what comes from here on marks it again
                 left -= self._look(key, left, answer)

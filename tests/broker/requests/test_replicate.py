@@ -14,6 +14,7 @@ from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.replica.role import Role
 from broker.replica.throttle import Throttle
+from broker.requests import fetch
 from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
@@ -92,10 +93,28 @@ def test_a_state_of_producers_that_may_be_of_a_later_epoch_is_not_given(
     assert isinstance(error_from_wire(answer.reply.partitions[0].error), errors.NotLeader)
 
 
-def request(registration: int, *, leaves: bool = False) -> pb.ReplicaFetchRequest:
+def test_a_follower_gets_the_partitions_beyond_the_limit_of_open_files_in_the_next_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_SLICES_MAX", 2)
+    directory = LogDirectory(tmp_path)
+    host: Any = Leading(directory, 5)
+    for partition in host.partitions:
+        partition.append_as_leader([batch(0)])
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
+    session.take(request(1, 5))
+    sent = []
+    while (answer := session.answer(1 << 20, False)) is not None:
+        sent.append([news.partition for news in answer.reply.partitions if news.length])
+        answer.close()
+    assert sent == [[0, 1], [2, 3], [4]]
+    directory.close()
+
+
+def request(registration: int, partitions: int = 2, *, leaves: bool = False) -> pb.ReplicaFetchRequest:
     named = [
         pb.ReplicaPosition(topic_id=TOPIC_ID, partition=number, leader_epoch=1, last_epoch=-1, leaves=leaves)
-        for number in range(2)
+        for number in range(partitions)
     ]
     return pb.ReplicaFetchRequest(broker_id=1, registration=registration, directory="its", partitions=named)
 
