@@ -47,9 +47,9 @@ _ANSWER_SECONDS = 1.0
 """Left of a call's time to answer in: so that the reply arrives before the client's timeout."""
 
 
-def describe_topics(request: pb.DescribeTopicsRequest, host: Host) -> pb.TopicDescriptions:
+def describe_topics(request: pb.DescribeTopicsRequest, host: Host, cluster_id: str) -> pb.TopicDescriptions:
     """The topics asked for, in that order (names first); all of them if none is named."""
-    reply = pb.TopicDescriptions(is_uncertain=not host.metadata.is_certain())
+    reply = pb.TopicDescriptions(is_uncertain=not host.metadata.is_certain(), cluster_id=cluster_id)
     if not request.names and not request.ids:
         for topic in host.metadata.topics.values():
             if not request.moving or any(state.target for state in topic.states.values()):

@@ -205,7 +205,7 @@ class BrokerService:
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
-        return topics.describe_topics(request, self._host)
+        return topics.describe_topics(request, self._host, self._cluster_id)
 
     def CreateTopic(self, request: broker_pb2.CreateTopicRequest, context: Any) -> Any:
         return topics.create_topic(request, self._host, _seconds_left(context))

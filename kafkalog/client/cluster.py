@@ -162,7 +162,7 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     """A topic. `config` has the settings that were set, `effective` all settings with their values in force, as text.
     `behind`: in the result of a change, the brokers of its partitions that have not followed yet.
-    `created_zxid`: higher than that of any topic that had the name before; 0: not known."""
+    `created_zxid`: higher than that of any topic that had the name before in this cluster; 0: not known."""
 
     name: str
     topic_id: bytes
@@ -245,6 +245,19 @@ def broker_info(description: pb.BrokerDescription) -> BrokerInfo:
     )
 
 
+class _Known(NamedTuple):
+    """A topic as last reported.
+
+    Attributes:
+        at: when, by the monotonic clock.
+        cluster_id: of the cluster that reported it.
+    """
+
+    topic: TopicInfo
+    at: float
+    cluster_id: str
+
+
 class Cluster:
     """A cluster's metadata and connections.
 
@@ -265,7 +278,9 @@ class Cluster:
         # Guards all below; not held during I/O. Reentrant, for `close` in a signal handler above a call that holds it.
         self._lock = threading.RLock()
         self._brokers: dict[int, BrokerInfo] = {}
-        self._topics: dict[str, tuple[TopicInfo, float]] = {}
+        self._cluster_id = ""  # of the brokers that answered last; empty: none has
+        self._cluster_since = 0.0  # when it was first seen
+        self._topics: dict[str, _Known] = {}
         self._control: dict[tuple[str, int], ControlConnection] = {}
         self._idle: dict[int, list[DataConnection]] = {}
         self._borrowed: weakref.WeakSet[DataConnection] = weakref.WeakSet()
@@ -535,11 +550,12 @@ class Cluster:
         if known is not None:
             return known
         control = ControlConnection(*address, connect_timeout_ms=self.settings.connect_timeout_ms)
+        asked_at = time.monotonic()
         description = control.connect() if attempt is None else attempt.connect(control)
         with self._lock:
             stopped = self._stopped.is_set()  # closed meanwhile: nobody would close this one
             if not stopped:
-                self._take_in(description)
+                self._take_in(description, asked_at)
                 self._answered_at[address] = time.monotonic()
             kept = None if stopped else self._control.setdefault(address, control)
         if kept is not control:
@@ -563,18 +579,43 @@ class Cluster:
                 self._answered_at.pop(address, None)
         control.close()
 
-    def _take_in(self, description: pb.ClusterDescription) -> None:
+    def _take_in(self, description: pb.ClusterDescription, asked_at: float) -> None:
+        """Lock held: keep what a broker reported."""
         self._ever_answered = True
+        if self._is_other(description.cluster_id) and not self._has_changed(description, asked_at):
+            return
         if description.brokers and not (description.is_uncertain and self._brokers):
             self._brokers = {broker.broker_id: broker for broker in _cluster_info(description).brokers}
+
+    def _is_other(self, cluster_id: str) -> bool:
+        """Whether an answer with this id is not of the cluster that is known. An older broker gives none."""
+        return cluster_id not in ("", self._cluster_id)
+
+    def _has_changed(self, description: pb.ClusterDescription, asked_at: float) -> bool:
+        """Lock held: whether another cluster is at the addresses now, as after an embedded one was started anew without
+        its data. Then nothing of the earlier one counts any more, except that its topics were there: that they are not
+        is only known when the new one was asked for them. A broker of the earlier one may answer late, or while it is
+        cut off: a topic would seem to be another one twice then (`remember`)."""
+        if self._cluster_id:
+            if description.is_uncertain or asked_at < self._cluster_since:
+                return False
+            log.warning("cluster_changed", cluster_id=description.cluster_id, before=self._cluster_id)
+            self._brokers = {}
+            idle, self._idle = self._idle, {}
+            for connections in idle.values():
+                for connection in connections:
+                    connection.close()
+        self._cluster_id, self._cluster_since = description.cluster_id, time.monotonic()
+        return True
 
     # --- metadata
 
     def describe(self, *, patient: bool = True) -> ClusterInfo:
         """The cluster as it is now."""
+        asked_at = time.monotonic()
         description: pb.ClusterDescription = self.call("DescribeCluster", pb.DescribeClusterRequest(), patient=patient)
         with self._lock:
-            self._take_in(description)
+            self._take_in(description, asked_at)
         return _cluster_info(description)
 
     def describe_topics(self, names: Iterable[str] = (), *, patient: bool = True) -> list[TopicInfo]:
@@ -594,9 +635,14 @@ class Cluster:
     def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """Fetch topics (all if none is named) into the cache. Returns those found by name, and the errors of the
         others."""
-        reply: pb.TopicDescriptions = self.call(
-            "DescribeTopics", pb.DescribeTopicsRequest(names=names), patient=patient
-        )
+        return self.retrying(lambda: self._ask_once_for_topics(names)) if patient else self._ask_once_for_topics(names)
+
+    def _ask_once_for_topics(self, names: list[str]) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
+        """As `_ask_for_topics`, of one broker that is of the cluster that is known. Raises BrokerUnreachable."""
+        request = pb.DescribeTopicsRequest(names=names)
+        reply: pb.TopicDescriptions = self.call("DescribeTopics", request, patient=False)
+        if self._is_other(reply.cluster_id):  # gRPC connects again by itself: this may be the first answer of a new one
+            self.describe(patient=False)
         found: dict[str, pb.TopicDescription] = {}
         missing: dict[str, pb.TopicDescription] = {}
         for description in reply.topics:
@@ -604,9 +650,13 @@ class Cluster:
         if missing:
             found.update(self._known_elsewhere(missing))
         errors = [error_from_wire(missing[name].error) for name in missing if name not in found]
-        for name in missing:
-            self.forget(name)
-        topics = self.remember(*map(topic_info, found.values()))
+        with self._lock:
+            if self._is_other(reply.cluster_id):
+                reason = f"a broker of cluster {reply.cluster_id} answers, and not one of {self._cluster_id}"
+                raise BrokerUnreachable(address=self.address, reason=reason)
+            for name in missing:
+                self.forget(name)
+            topics = self.remember(*map(topic_info, found.values()))
         return {topic.name: topic for topic in topics}, errors
 
     def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
@@ -624,6 +674,8 @@ class Cluster:
                 )
             except KafkalogError:
                 continue
+            if self._is_other(reply.cluster_id):
+                continue
             found.update({each.name: each for each in reply.topics if not each.HasField("error")})
         return found
 
@@ -631,14 +683,17 @@ class Cluster:
         """Keep reported descriptions of topics, and return what is then known of each. What is older than that which is
         known is not taken in: a broker that is cut off from ZooKeeper reports it. A leader of an older epoch would
         serve a log without the newest records. A topic that was deleted and created again would seem to be another one
-        twice, and records whose outcome is unknown would be sent again as new ones."""
+        twice, and records whose outcome is unknown would be sent again as new ones. What another cluster reported
+        before is older: each counts from 0."""
         now = time.monotonic()
         newest: list[TopicInfo] = []
         with self._lock:
             for topic in topics:
                 known = self._topics.get(topic.name)
-                newest.append(topic if known is None else _newest(topic, known[0]))
-                self._topics[topic.name] = (newest[-1], now)
+                if known is not None and known.cluster_id == self._cluster_id:
+                    topic = _newest(topic, known.topic)
+                newest.append(topic)
+                self._topics[topic.name] = _Known(topic, now, self._cluster_id)
         return newest
 
     def forget(self, name: str) -> None:
@@ -655,7 +710,7 @@ class Cluster:
         """A topic as last reported; None if it was never fetched, or was deleted."""
         with self._lock:
             known = self._topics.get(name)
-        return known[0] if known is not None else None
+        return known.topic if known is not None else None
 
     def topic(self, name: str, *, patient: bool = True) -> TopicInfo:
         """A topic as reported within metadata.max.age.ms. Raises UnknownTopic."""
@@ -665,9 +720,9 @@ class Cluster:
         """A topic if it was reported within metadata.max.age.ms, else None."""
         with self._lock:
             known = self._topics.get(name)
-        if known is not None and time.monotonic() - known[1] < self.settings.metadata_max_age_ms / 1000:
-            return known[0]
-        return None
+            if known is None or known.cluster_id != self._cluster_id:
+                return None
+        return known.topic if time.monotonic() - known.at < self.settings.metadata_max_age_ms / 1000 else None
 
     def refresh(self, names: Iterable[str] = (), *, patient: bool = True) -> None:
         """Fetch the brokers and some topics again. Topics that do not exist are dropped from the cache."""

@@ -108,12 +108,14 @@ class DescribeTopicsRequest(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[bytes]] = ..., extents: _Optional[bool] = ..., moving: _Optional[bool] = ...) -> None: ...
 
 class TopicDescriptions(_message.Message):
-    __slots__ = ("topics", "is_uncertain")
+    __slots__ = ("topics", "is_uncertain", "cluster_id")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     IS_UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicDescription]
     is_uncertain: bool
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ..., is_uncertain: _Optional[bool] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicDescription, _Mapping]]] = ..., is_uncertain: _Optional[bool] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class TopicDescription(_message.Message):
     __slots__ = ("error", "name", "topic_id", "config", "partitions", "effective", "created_us", "version", "behind", "created_zxid")

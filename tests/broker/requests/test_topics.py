@@ -48,6 +48,8 @@ def test_the_cluster_is_described_with_each_broker_and_where_zookeeper_is(
             assert (each.epoch, each.version, each.host) == (registered.epoch, registered.version, registered.host)
             assert each.version
         assert by_id[0].epoch == by_id[7].epoch == 1
+        assert found.cluster_id
+        assert asked.stub.DescribeTopics(pb.DescribeTopicsRequest(), timeout=30).cluster_id == found.cluster_id
 
 
 def test_new_partitions_begin_where_the_fewest_are(start_broker: StartBroker) -> None:

@@ -47,6 +47,7 @@ class Network:
         self.suspended: set[Address] = set()
         self.woken = threading.Event()
         self.uncertain: set[Address] = set()
+        self.cluster_id = ""
         self.calls: list[tuple[str, Address]] = []
         self.timeouts_ms: list[int] = []
         self.begun: list[Call] = []
@@ -57,7 +58,7 @@ class Network:
         return Control(self, (host, port))
 
     def description(self, address: Address) -> pb.ClusterDescription:
-        described = pb.ClusterDescription(is_uncertain=address in self.uncertain)
+        described = pb.ClusterDescription(is_uncertain=address in self.uncertain, cluster_id=self.cluster_id)
         for (host, port), broker_id in self.brokers.items():
             described.brokers.add(broker_id=broker_id, host=host, grpc_port=port)
         return described
@@ -366,7 +367,7 @@ def test_a_channel_that_is_made_while_the_cluster_closes_is_closed(network: Netw
 def test_a_broker_that_knows_of_none_makes_no_broker_forgotten(network: Network, connected: Cluster) -> None:
     """As one does that has just lost its ZooKeeper."""
     brokers, network.brokers = network.brokers, {}
-    connected._take_in(network.description(ONE))
+    connected._take_in(network.description(ONE), 0.0)
     network.brokers = brokers
     assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
     assert network.calls == [("Ask", TWO)]  # and nobody was asked where that is
@@ -576,6 +577,51 @@ def test_a_deleted_topic_is_not_taken_for_the_one_that_was_created_again_under_i
         [found] = connected.describe_topics(["t"])
         assert found == connected.known_topic("t")
         assert found.topic_id == reported[known].topic_id
+
+
+@pytest.mark.parametrize("said", ["now", "late", "cut off"])
+def test_topics_of_another_cluster_count_only_if_it_is_there_now(
+    network: Network, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """A ZooKeeper that was made anew counts from 0 again."""
+    reported = {
+        "first": pb.TopicDescription(name="t", topic_id=b"f" * 16, created_zxid=9),
+        "second": pb.TopicDescription(name="t", topic_id=b"s" * 16, created_zxid=7),
+    }
+    now = 0.0
+    monkeypatch.setattr(cluster_module, "time", SimpleNamespace(monotonic=lambda: now))
+    network.cluster_id = "first"
+    made: Any = Cluster("one:1", retry_timeout_ms=0)
+    made.describe()
+    idle = made.borrow_data(1)
+    made.give_back(1, idle)
+    answers: list[str] = []
+
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        if method == "DescribeCluster":
+            return network.description(self.address)
+        return pb.TopicDescriptions(topics=[reported[answers[-1]]], cluster_id=answers[-1])
+
+    monkeypatch.setattr(Control, "_answer", answer)
+    for network.cluster_id in ("first", "second", "second"):
+        now += 1.0
+        answers.append(network.cluster_id)
+        assert made.describe_topics(["t"])[0].topic_id == reported[network.cluster_id].topic_id
+        assert idle.is_closed == (network.cluster_id == "second")
+    if said == "cut off":
+        network.uncertain = {ONE, TWO}
+    network.cluster_id = "first"
+    network.brokers[MOVED] = 3
+    made._take_in(network.description(ONE), 0.0 if said == "late" else now)
+    assert made.is_live(3) == (said == "now")
+    answers.append("first")
+    if said == "now":
+        assert made.describe_topics(["t"])[0].topic_id == b"f" * 16
+    else:
+        network.cluster_id = "second" if said == "late" else "first"
+        with pytest.raises(BrokerUnreachable, match="a broker of cluster first answers, and not one of second"):
+            made.describe_topics(["t"])
+        assert made.known_topic("t").topic_id == b"s" * 16
 
 
 def test_a_topic_that_was_created_again_is_looked_up_before_its_id_is_called_unknown(connected: Cluster) -> None:

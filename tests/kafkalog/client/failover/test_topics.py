@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kafkalog import Admin
+from kafkalog import Admin, Consumer, Producer, TopicPartition
 from kafkalog.errors import InvalidArgument, InvalidReplicationFactor, InvalidSetting
+from tests.broker.conftest import StartBroker
 from tests.kafkalog.replicated import Brokers, wait_in_sync
 from tests.waiting import waited_for
 
@@ -50,3 +53,31 @@ def test_the_controller_is_known_and_another_is_elected(brokers: Brokers) -> Non
         assert first in brokers.running
         brokers.kill(first)
         waited_for(lambda: admin.describe_controller() in brokers.running)
+
+
+def test_clients_go_on_with_a_cluster_that_was_made_anew_at_the_addresses(
+    start_broker: StartBroker, chroot: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its topic was created earlier than the known one, by the number that its ZooKeeper gave."""
+    anew = {"zookeeper.connect": f"{chroot}-anew", "log.dir": str(tmp_path / "anew")}
+    second = start_broker(**anew)
+    ports = {"grpc.port": second.broker.grpc_port, "data.port": second.broker.data_port}
+    second.new_topic()
+    second.stop()
+    first = start_broker(**ports)
+    first.new_topic()
+    servers, partition = f"127.0.0.1:{first.broker.grpc_port}", TopicPartition("t", 0)
+    with Producer(servers) as producer, Admin(servers) as admin, Consumer(servers) as consumer:
+        assert producer.send("t", b"before").result(30).offset == 0
+        for old in (True, False):
+            if not old:
+                first.stop()
+                second = start_broker(**anew, **ports)
+                assert producer.send("t", b"after").result(30).offset == 0
+            [described] = admin.describe_topics(["t"])
+            assert described.topic_id == (first if old else second).record("t").topic_id
+            assert admin.list_offsets({partition: "latest"})[partition].offset == 1
+            consumer.assign({partition: "earliest"})
+            [record] = consumer.messages(1, timeout=30)
+            assert record.value == (b"before" if old else b"after")
+    assert caplog.text.count("cluster_changed") == 3
