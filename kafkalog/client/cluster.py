@@ -104,6 +104,7 @@ class BrokerInfo(NamedTuple):
     Attributes:
         protocol: the protocol versions that it speaks.
         formats: the format levels that it understands (`kafkalog/versions.py`).
+        epoch: of its registration: higher than of any before under its id; 0: not known.
     """
 
     broker_id: int
@@ -114,6 +115,7 @@ class BrokerInfo(NamedTuple):
     version: str
     protocol: VersionRange = PROTOCOL
     formats: VersionRange = FORMATS
+    epoch: int = 0
 
 
 NO_LEADER = -1
@@ -242,6 +244,7 @@ def broker_info(description: pb.BrokerDescription) -> BrokerInfo:
         description.version,
         versions_from_wire(description.protocol),
         versions_from_wire(description.formats),
+        description.epoch,
     )
 
 
@@ -701,10 +704,20 @@ class Cluster:
         with self._lock:
             self._topics.pop(name, None)
 
-    def is_live(self, broker_id: int) -> bool:
-        """Whether a broker is registered, as last reported."""
+    def loss_of(self, broker_id: int, connection: DataConnection) -> BrokerUnreachable | None:
+        """Why a broker that is silent on a connection will not answer there, as last reported: it is not registered any
+        more, or a later process is, as on a new machine with its id. None: it is there."""
         with self._lock:
-            return broker_id in self._brokers
+            broker = self._brokers.get(broker_id)
+        if broker is None:
+            reason = "it is not registered in the cluster any more"
+        elif connection.broker_epoch < broker.epoch and connection.broker_epoch:
+            reason = (
+                f"broker {broker_id} has registered again since, at {format_address(broker.host, broker.data_port)}"
+            )
+        else:
+            return None
+        return BrokerUnreachable(address=connection.address, reason=reason)
 
     def known_topic(self, name: str) -> TopicInfo | None:
         """A topic as last reported; None if it was never fetched, or was deleted."""
@@ -738,6 +751,13 @@ class Cluster:
         if broker is None:
             raise LeaderNotAvailable(partition=str(TopicPartition(topic.name, number)), broker_id=broker_id)
         return broker
+
+    def _leader_id(self, partition: TopicPartition) -> int:
+        """Who leads a partition, as last reported; NO_LEADER also if that is not known."""
+        topic = self.known_topic(partition.topic)
+        if topic is None or partition.partition >= len(topic.partitions):
+            return NO_LEADER
+        return topic.partitions[partition.partition].leader
 
     def leader_of(
         self, partition: TopicPartition, topic_id: bytes | None = None, *, patient: bool = True
@@ -775,6 +795,7 @@ class Cluster:
             broker.data_port,
             connect_timeout_ms=self.settings.connect_timeout_ms,
             request_timeout_ms=self.settings.request_timeout_ms,
+            broker_epoch=broker.epoch,
         )
 
     def borrow_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
@@ -801,11 +822,12 @@ class Cluster:
             raise Closed(what="client")
         return connection
 
-    def await_answer(self, broker_id: int, connection: DataConnection) -> None:
-        """Wait until a broker's answer can be received.
+    def await_answer(self, broker_id: int, connection: DataConnection, partition: TopicPartition) -> None:
+        """Wait until a broker's answer about a partition that it leads can be received.
 
         Raises:
-            BrokerUnreachable: it does not answer, and is not registered any more.
+            BrokerUnreachable: it does not answer, and will not (`loss_of`).
+            NotLeader: it does not answer, and another broker leads the partition now.
             RequestTimedOut: nothing came within request.timeout.ms.
         """
         if connection.has_buffered:
@@ -819,12 +841,13 @@ class Cluster:
                 timeout_ms = self.settings.request_timeout_ms
                 raise RequestTimedOut(what="an answer", address=connection.address, timeout_ms=timeout_ms)
             try:
-                self.describe(patient=False)
+                self.refresh([partition.topic], patient=False)
             except KafkalogError:
                 pass  # nobody says that it is away
-            if not self.is_live(broker_id):
-                reason = "it is not registered in the cluster any more"
-                raise BrokerUnreachable(address=connection.address, reason=reason)
+            if (lost := self.loss_of(broker_id, connection)) is not None:
+                raise lost
+            if self._leader_id(partition) not in (broker_id, NO_LEADER):
+                raise NotLeader(broker_id=broker_id, partition=str(partition))
             pause = QUIET_LOOK_SECONDS
 
     def give_back(self, broker_id: int, connection: DataConnection) -> None:

@@ -34,18 +34,23 @@ class DataConnection:
     Attributes:
         received_bytes: how many have been read since the greeting.
         protocol: the version that both sides speak.
+        broker_epoch: of the broker's registration, as the user knew it.
 
     Args:
         connect_timeout_ms: for connecting and greeting together.
         request_timeout_ms: after which a send or receive without progress fails.
+        broker_epoch: 0: not known.
 
     Raises:
         BrokerUnreachable: nothing answers there in time.
         ProtocolError: the peer is not a kafkalog data port, or has no protocol version in common.
     """
 
-    def __init__(self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int) -> None:
+    def __init__(
+        self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int, broker_epoch: int = 0
+    ) -> None:
         self.address = format_address(host, port)
+        self.broker_epoch = broker_epoch
         self._request_timeout_ms = request_timeout_ms
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
         self._start = self._end = 0

@@ -27,7 +27,6 @@ from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.partition_fetch import NO_EPOCH, FetchedBatch, PartitionFetch, split_body
 from kafkalog.client.link import Link
 from kafkalog.errors import (
-    BrokerUnreachable,
     DiskFull,
     KafkalogError,
     LeaderNotAvailable,
@@ -736,12 +735,23 @@ class Fetcher:
                 address, timeout_ms = link.connection.address, self._settings.request_timeout_ms
                 self._failed(broker_id, RequestTimedOut(what="a fetch", address=address, timeout_ms=timeout_ms))
             elif link.count and now >= self._quiet_at(link):
-                if not self._cluster.is_live(broker_id):  # its partitions have other leaders, or none
+                lost = self._cluster.loss_of(broker_id, link.connection)
+                if lost is not None:  # its partitions have other leaders, or none
                     self._drop(broker_id, link)
-                    reason = "it is not registered in the cluster any more"
-                    self._failed(broker_id, BrokerUnreachable(address=link.connection.address, reason=reason))
+                    self._failed(broker_id, lost)
+                elif any(self._has_moved(source) for source in link.in_flight[0].sources):
+                    self._drop(broker_id, link)  # what it still leads is asked for on a new connection
                 elif now >= self._refreshed_at + self._settings.retry_backoff_max_ms / 1000:
                     self._stale = True
+
+    def _has_moved(self, source: Source) -> bool:
+        """Whether another broker leads the partition than when it was asked for."""
+        partition = source.topic_partition
+        topic = self._cluster.known_topic(partition.topic)
+        if topic is None or topic.topic_id != source.reader.topic_id or partition.partition >= len(topic.partitions):
+            return False
+        known = topic.partitions[partition.partition]
+        return known.leader_epoch > source.leader_epoch and known.leader not in (source.broker_id, NO_LEADER)
 
     def _quiet_at(self, link: Link[_Asked]) -> float:
         """When a link with an unanswered request counts as quiet."""

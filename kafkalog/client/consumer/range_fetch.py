@@ -208,7 +208,7 @@ class _RangeFetch:
     def _receive(self) -> list[FetchedBatch]:
         link = self._link
         assert link is not None
-        self._cluster.await_answer(self._broker_id, link.connection)
+        self._cluster.await_answer(self._broker_id, link.connection, self._reader.topic_partition)
         header, body = link.connection.receive()
         link.request_of(header)
         if header.HasField("error"):

@@ -290,9 +290,13 @@ class Sender:
         with self._accumulator.lock:
             failed = self._owner.take_in_topics()
             link = self._link
-            if link is not None and self._is_quiet() and not self._cluster.is_live(self.broker_id):
-                reason = "it is not registered in the cluster any more"
-                failed += self._lose(link, BrokerUnreachable(address=link.connection.address, reason=reason))
+            if link is not None and self._is_quiet():
+                lost: KafkalogError | None = self._cluster.loss_of(self.broker_id, link.connection)
+                queue = link.in_flight[0].queue
+                if lost is None and queue.leader != self.broker_id:
+                    lost = NotLeader(broker_id=self.broker_id, partition=str(queue.topic_partition))
+                if lost is not None:
+                    failed += self._lose(link, lost)
             called = self._accumulator.finish(failed)
         self._accumulator.call_back(called)
 

@@ -300,7 +300,8 @@ class PartStager:
         while self._in_flight > in_flight:
             broker_id, link = next(each for each in self._links.items() if each[1].count)
             try:
-                self._cluster.await_answer(broker_id, link.connection)
+                part, _ = link.in_flight[0]
+                self._cluster.await_answer(broker_id, link.connection, part.topic_partition)
                 for reply in link.connection.receive_some():
                     self._take(link, reply)
             except KafkalogError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -47,6 +48,7 @@ class Network:
         self.suspended: set[Address] = set()
         self.woken = threading.Event()
         self.uncertain: set[Address] = set()
+        self.epochs: dict[int, int] = {}
         self.cluster_id = ""
         self.calls: list[tuple[str, Address]] = []
         self.timeouts_ms: list[int] = []
@@ -60,7 +62,8 @@ class Network:
     def description(self, address: Address) -> pb.ClusterDescription:
         described = pb.ClusterDescription(is_uncertain=address in self.uncertain, cluster_id=self.cluster_id)
         for (host, port), broker_id in self.brokers.items():
-            described.brokers.add(broker_id=broker_id, host=host, grpc_port=port)
+            epoch = self.epochs.get(broker_id, 0)
+            described.brokers.add(broker_id=broker_id, host=host, grpc_port=port, data_port=port, epoch=epoch)
         return described
 
 
@@ -152,6 +155,8 @@ class Data:
     """In the place of a DataConnection."""
 
     def __init__(self, host: str, port: int, **timeouts: int) -> None:
+        self.address = f"{host}:{port}"
+        self.broker_epoch = timeouts["broker_epoch"]
         self.is_ended = self.is_closed = self.is_shut_down = False
 
     def is_quiet(self) -> bool:
@@ -336,6 +341,44 @@ def test_an_idle_connection_is_used_again_unless_its_broker_has_ended_it(connect
     assert first.is_closed
 
 
+@pytest.mark.parametrize("what", ["gone", "registered again", "moved"])
+def test_an_answer_that_will_not_come_is_not_waited_for(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(cluster_module, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_module, "QUIET_LOOK_SECONDS", 0.0)
+    network.epochs = {1: 4}
+    connected.describe()
+    connection: Any = connected.borrow_data(1)
+    here, there = socket.socketpair()
+    connection.fileno, connection.has_buffered = here.fileno, False
+    described = pb.TopicDescription(name="t", topic_id=b"t" * 16, partitions=[pb.PartitionDescription(leader=1)])
+    looks = 0
+
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        nonlocal looks
+        if method == "DescribeCluster":
+            return network.description(self.address)
+        looks += 1
+        if looks == 3 and what == "moved":
+            described.partitions[0].MergeFrom(pb.PartitionDescription(leader=2, leader_epoch=1))
+        if looks == 2 and what == "registered again":
+            network.brokers, network.epochs = {MOVED: 1, TWO: 2}, {1: 5}
+        if looks == 2 and what == "gone":
+            network.brokers = {TWO: 2}
+        return pb.TopicDescriptions(topics=[described])
+
+    monkeypatch.setattr(Control, "_answer", answer)
+    error, reason = {
+        "gone": (BrokerUnreachable, "one:1: it is not registered in the cluster any more"),
+        "registered again": (BrokerUnreachable, "one:1: broker 1 has registered again since, at moved:3"),
+        "moved": (NotLeader, "broker 1 does not lead partition t-0"),
+    }[what]
+    with here, there, pytest.raises(error, match=reason):
+        connected.await_answer(1, connection, TopicPartition("t", 0))
+    assert looks >= 2
+
+
 def test_a_close_ends_what_is_asked_on_borrowed_connections_and_on_no_other(connected: Cluster) -> None:
     borrowed, given_back = (connected.borrow_data(1) for _ in range(2))
     connected.give_back(1, given_back)
@@ -466,7 +509,7 @@ def test_where_the_cluster_says_that_a_broker_is_counts_before_a_hint(
     outdated = BrokerInfo(1, "outdated", 7, 8, "", "")
     connected.connect_data(1, outdated)
     connected.connect_data(9, outdated)  # nobody has told of that one
-    assert asked == [("one", 0), ("outdated", 8)]
+    assert asked == [("one", 1), ("outdated", 8)]
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -613,7 +656,7 @@ def test_topics_of_another_cluster_count_only_if_it_is_there_now(
     network.cluster_id = "first"
     network.brokers[MOVED] = 3
     made._take_in(network.description(ONE), 0.0 if said == "late" else now)
-    assert made.is_live(3) == (said == "now")
+    assert (3 in made._brokers) == (said == "now")
     answers.append("first")
     if said == "now":
         assert made.describe_topics(["t"])[0].topic_id == b"f" * 16

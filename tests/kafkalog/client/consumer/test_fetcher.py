@@ -44,8 +44,8 @@ class Unreachable:
 
     leader_id = 1
 
-    def is_live(self, broker_id: int) -> bool:
-        return True
+    def loss_of(self, broker_id: int, connection: object) -> BrokerUnreachable | None:
+        return None
 
     def known_topic(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(topic_id=TOPIC_ID, partitions=[SimpleNamespace(leader_epoch=0)] * 3)
@@ -981,15 +981,37 @@ def test_a_silent_broker_is_given_up_early_if_it_is_not_registered_any_more(cloc
     link: Link[fetcher_module._Asked] = Link(connection)
     waiting._links[1] = link
     link.began(link.next_id(), fetcher_module._Asked(), 30.5)  # the fetch may wait for half a second
-    for clock.now, is_live, is_stale, is_kept in (
-        (2.4, False, False, True),  # it may be a pause
-        (2.5, True, True, True),
-        (2.5, False, True, False),
+    lost = BrokerUnreachable(address="here:1", reason="it is not registered in the cluster any more")
+    for clock.now, loss, is_stale, is_kept in (
+        (2.4, lost, False, True),  # it may be a pause
+        (2.5, None, True, True),
+        (2.5, lost, True, False),
     ):
-        cluster.is_live = lambda broker_id, is_live=is_live: is_live
+        cluster.loss_of = lambda broker_id, connection, loss=loss: loss
         waiting._check_deadlines(clock.now)
         assert (waiting._stale, waiting._links == {1: link}) == (is_stale, is_kept)
     assert waiting._troubles.keys() == {1}
+    waiting.close()
+
+
+def test_what_a_silent_broker_was_asked_for_is_asked_of_the_next_leader(clock: Clock) -> None:
+    cluster: Any = Unreachable()
+    waiting = fetching(cluster, request_timeout_ms=30_000)
+    waiting._receive = lambda broker_id, link: False  # type: ignore[method-assign]
+    asked: dict[int, list[list[int]]] = {1: [], 2: []}
+    cluster.connect_data = lambda broker_id: Keeping(asked[broker_id])
+    waiting._ask_all()
+    clock.now = 3.0
+    led = [SimpleNamespace(leader=1, leader_epoch=0) for _ in range(2)]
+    cluster.known_topic = lambda name: SimpleNamespace(topic_id=TOPIC_ID, partitions=led)
+    cluster.leader = lambda topic, number: SimpleNamespace(broker_id=led[number].leader)
+    for leader, epoch, is_moved in ((1, 1, False), (-1, 2, False), (2, 3, True)):
+        assert asked == {1: [[0, 1]], 2: []}
+        led[1] = SimpleNamespace(leader=leader, leader_epoch=epoch)
+        waiting._check_deadlines(clock.now)
+        assert (1 not in waiting._links) == is_moved
+    waiting._ask_all()
+    assert asked == {1: [[0, 1], [0]], 2: [[1]]}
     waiting.close()
 
 

@@ -429,7 +429,7 @@ class Brokers:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def await_answer(self, broker_id: int, connection: Wire) -> None:
+    def await_answer(self, broker_id: int, connection: Wire, partition: TopicPartition) -> None:
         """`connection` answers at once, or fails."""
 
     def borrow_data(self, broker_id: int, known: object) -> Wire:

@@ -103,10 +103,10 @@ class Part:
         self.on_connect: Callable[[], object] = lambda: None
         self.on_refresh: Callable[[], object] = lambda: None
         self.gone: Failed = []
-        self.live = True
+        self.loss: BrokerUnreachable | None = None
 
-    def is_live(self, broker_id: int) -> bool:
-        return self.live
+    def loss_of(self, broker_id: int, connection: Connection) -> BrokerUnreachable | None:
+        return self.loss
 
     def connect_data(self, broker_id: int) -> Connection:
         self.connects += 1
@@ -244,15 +244,38 @@ def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_
     part = Part(retry_backoff_max_ms=10)
     refreshes = threading.Semaphore(0)
     part.on_refresh = refreshes.release
-    batch = senders.send(senders.start(part), senders.queue("t"))
+    sender, queue = senders.start(part), senders.queue("t")
+    queue.leader = sender.broker_id
+    batch = senders.send(sender, queue)
     part.connection.sent.get(timeout=LIMIT)
     for _ in range(3):  # registered: it may answer yet
         assert refreshes.acquire(timeout=LIMIT)
     assert part.connects == 1
-    part.live = False
+    part.loss = BrokerUnreachable(address="here:1", reason="it is not registered in the cluster any more")
     part.connection.answer(base_offset=5)  # what was sent again
     assert senders.outcome(batch) == 5
     assert part.connects > 1
+
+
+def test_what_a_silent_broker_got_is_sent_to_the_next_leader(senders: Senders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(module, "QUIET_LOOK_SECONDS", 0.02)
+    silent, leading = Part(), Part()
+    former, next_leader = senders.start(silent), senders.start(leading)
+    queue = senders.queue("t")
+    queue.leader = former.broker_id
+
+    def change() -> None:  # as a producer does that takes in the topics
+        with senders.accumulator.lock:
+            former.drop(queue)
+            queue.leader, silent.leader = 2, next_leader
+
+    batch = senders.send(former, queue)
+    silent.connection.sent.get(timeout=LIMIT)
+    silent.on_refresh = change
+    leading.connection.answer(3)
+    assert senders.outcome(batch) == 3
+    assert silent.connects == 1
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

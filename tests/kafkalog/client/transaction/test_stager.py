@@ -519,7 +519,7 @@ class Leaders:
     def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    def await_answer(self, broker_id: int, connection: Leader) -> None:
+    def await_answer(self, broker_id: int, connection: Leader, partition: TopicPartition) -> None:
         """`connection` answers at once, or fails."""
 
     def borrow_data(self, broker_id: int) -> Leader:
