@@ -711,7 +711,7 @@ class Cluster:
             broker = self._brokers.get(broker_id)
         if broker is None:
             reason = "it is not registered in the cluster any more"
-        elif connection.broker_epoch < broker.epoch and connection.broker_epoch:
+        elif _is_of_an_earlier_process(connection, broker):
             reason = (
                 f"broker {broker_id} has registered again since, at {format_address(broker.host, broker.data_port)}"
             )
@@ -782,12 +782,13 @@ class Cluster:
         """A new connection to a broker's data port, the caller's own. Raises BrokerUnreachable.
 
         Args:
-            known: the broker's address from the caller; None: as last reported to this cluster.
+            known: the broker as the caller knows it; None: as last reported to this cluster. That counts unless the
+                caller knows of a later registration.
         """
         with self._lock:
             if self._stopped.is_set():
                 raise Closed(what="client")
-            broker = self._brokers.get(broker_id) or known
+            broker = self._newer_of(broker_id, known)
         if broker is None:
             raise _unregistered(broker_id)
         return DataConnection(
@@ -797,6 +798,15 @@ class Cluster:
             request_timeout_ms=self.settings.request_timeout_ms,
             broker_epoch=broker.epoch,
         )
+
+    def _newer_of(self, broker_id: int, known: BrokerInfo | None) -> BrokerInfo | None:
+        """Lock held: a broker as last reported, or as a caller knows it if that is a later registration."""
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            return known
+        if known is not None and known.epoch > broker.epoch:
+            self._brokers[broker_id] = broker = known
+        return broker
 
     def borrow_data(self, broker_id: int, known: BrokerInfo | None = None) -> DataConnection:
         """An idle connection to a broker's data port, or a new one. The caller gives it back, or closes it if in doubt.
@@ -809,9 +819,10 @@ class Cluster:
                 if not idle:
                     continue
                 connection = idle.pop()
-            if connection.is_quiet():
+                broker = self._newer_of(broker_id, known)
+            if connection.is_quiet() and not (broker is not None and _is_of_an_earlier_process(connection, broker)):
                 break
-            connection.close()  # the broker has ended it
+            connection.close()  # the broker has ended it, or its machine was lost
         else:
             connection = self.connect_data(broker_id, known)
         with self._lock:
@@ -960,6 +971,11 @@ def _side_by_side(
     finally:
         for attempt in attempts:
             attempt.give_up()
+
+
+def _is_of_an_earlier_process(connection: DataConnection, broker: BrokerInfo) -> bool:
+    """Whether a broker has registered again since a connection to it was made, as far as that is known."""
+    return 0 < connection.broker_epoch < broker.epoch
 
 
 def _newest(topic: TopicInfo, known: TopicInfo) -> TopicInfo:

@@ -379,6 +379,22 @@ def test_an_answer_that_will_not_come_is_not_waited_for(
     assert looks >= 2
 
 
+@pytest.mark.parametrize("is_hint", [False, True])
+def test_an_idle_connection_to_an_earlier_process_of_a_broker_is_not_used(
+    network: Network, connected: Cluster, is_hint: bool
+) -> None:
+    """As to a machine that was lost: nothing ends it."""
+    network.epochs = {1: 4}
+    connected.describe()
+    first: Any = connected.borrow_data(1)
+    connected.give_back(1, first)
+    hint = BrokerInfo(1, "moved", 3, 3, "", "", epoch=5) if is_hint else None
+    if not is_hint:
+        network.brokers, network.epochs = {MOVED: 1, TWO: 2}, {1: 5}
+        connected.describe()
+    assert (connected.borrow_data(1, hint).address, first.is_closed) == ("moved:3", True)
+
+
 def test_a_close_ends_what_is_asked_on_borrowed_connections_and_on_no_other(connected: Cluster) -> None:
     borrowed, given_back = (connected.borrow_data(1) for _ in range(2))
     connected.give_back(1, given_back)
@@ -501,15 +517,20 @@ def test_no_more_idle_connections_are_kept_than_are_of_use(connected: Cluster) -
     assert [each.is_closed for each in lent] == [False] * 8 + [True] * 4
 
 
-def test_where_the_cluster_says_that_a_broker_is_counts_before_a_hint(
+def test_where_the_cluster_says_that_a_broker_is_counts_before_a_hint_that_is_not_newer(
     network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Address] = []
     monkeypatch.setattr(cluster_module, "DataConnection", lambda host, port, **_: asked.append((host, port)))
-    outdated = BrokerInfo(1, "outdated", 7, 8, "", "")
+    network.epochs = {1: 5}
+    connected.describe()
+    outdated = BrokerInfo(1, "outdated", 7, 8, "", "", epoch=4)
     connected.connect_data(1, outdated)
     connected.connect_data(9, outdated)  # nobody has told of that one
     assert asked == [("one", 1), ("outdated", 8)]
+    connected.connect_data(1, outdated._replace(host="newer", epoch=6))
+    connected.connect_data(1)
+    assert asked[2:] == [("newer", 8), ("newer", 8)]
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
