@@ -444,13 +444,12 @@ class Cluster:
         is_of_several = method in _ASKED_OF_SEVERAL and len(addresses) > 1
         ask = partial(self._call_at, method=method, request=request, timeout_ms=timeout_ms)
         with closing((_side_by_side if is_of_several else _in_turn)(addresses, ask)) as outcomes:
-            return self._first_answer(outcomes, addresses, method, repeatable)
+            return self._first_answer(outcomes, addresses, repeatable)
 
     def _first_answer(
         self,
         outcomes: Iterable[tuple[tuple[str, int], Callable[[], Any]]],
         addresses: list[tuple[str, int]],
-        method: str,
         repeatable: bool,
     ) -> Any:
         failures: list[KafkalogError] = []
@@ -465,7 +464,7 @@ class Cluster:
             except _ELSEWHERE as error:
                 failures.append(error)
             else:
-                if method in _METADATA and answer.is_uncertain:
+                if _is_uncertain(answer):
                     # Cut off from ZooKeeper it would name the leaders from before for as long as that lasts.
                     uncertain = answer if uncertain is None else uncertain
                     continue
@@ -950,27 +949,49 @@ def _in_turn(
 
 
 def _side_by_side(
-    addresses: Iterable[tuple[str, int]], ask: Callable[[tuple[str, int], _Attempt], Any]
+    addresses: Iterable[tuple[str, int]],
+    ask: Callable[[tuple[str, int], _Attempt], Any],
+    *,
+    at_once: bool = False,
 ) -> Generator[tuple[tuple[str, int], Callable[[], Any]], None, None]:
     """Ask at one address after another, at the next one when all before have failed or been silent for a while. Yields
     each address once there is an outcome, and what returns or raises it. Those that are silent are waited for only if
     the caller goes on, and given up when it closes this: with a call under way a channel survives a fork, and gRPC's
-    fork handlers then abort children."""
+    fork handlers then abort children.
+
+    Args:
+        at_once: ask at all addresses, and wait for a while only. After an uncertain answer that is done in any case: it
+            is of use, and another one may be better.
+    """
     attempts: list[_Attempt] = []
     asked: dict[Future[Any], tuple[str, int]] = {}
     left = deque(addresses)
+    until = time.monotonic() + _ELSEWHERE_SECONDS if at_once else math.inf
     try:
         while left or asked:
             if left:
                 address = left.popleft()
                 attempts.append(_Attempt())
                 asked[in_background(partial(ask, address, attempts[-1]), here_if_need_be=True)] = address
-            done, _ = wait(asked, _ELSEWHERE_SECONDS if left else None, FIRST_COMPLETED)
+            if until < math.inf:
+                pause: float | None = 0.0 if left else max(0.0, until - time.monotonic())
+            else:
+                pause = _ELSEWHERE_SECONDS if left else None
+            done, _ = wait(asked, pause, FIRST_COMPLETED)
+            if not done and not left:
+                return
             for each in done:
+                if until == math.inf and each.exception() is None and _is_uncertain(each.result()):
+                    until = time.monotonic() + _ELSEWHERE_SECONDS
                 yield asked.pop(each), each.result
     finally:
         for attempt in attempts:
             attempt.give_up()
+
+
+def _is_uncertain(answer: Any) -> bool:
+    """Whether a broker answers about metadata and is cut off from ZooKeeper."""
+    return isinstance(answer, pb.ClusterDescription | pb.TopicDescriptions) and answer.is_uncertain
 
 
 def _is_of_an_earlier_process(connection: DataConnection, broker: BrokerInfo) -> bool:

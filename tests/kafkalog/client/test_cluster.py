@@ -278,6 +278,34 @@ def test_metadata_of_a_broker_that_is_uncertain_of_it_counts_only_if_every_broke
     assert [address for _, address in network.calls] == [TWO, ONE]
 
 
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_broker_is_waited_for_only_a_while_once_another_has_answered_uncertainly(
+    hurried: Network, connected: Cluster, silent: int
+) -> None:
+    hurried.brokers[MOVED] = 3
+    connected.describe()
+    addresses = [ONE, TWO, MOVED]
+    hurried.suspended = {addresses[silent]}
+    hurried.uncertain = set(addresses) - hurried.suspended
+    hurried.calls.clear()
+    hurried.begun.clear()
+    assert {broker.broker_id for broker in connected.describe().brokers} == {1, 2, 3}
+    assert {address for _, address in hurried.calls} == set(addresses), "each may be certain"
+    assert [call.is_given_up for call in hurried.begun if call.address in hurried.suspended] == [True]
+
+
+def test_a_certain_answer_counts_at_once_whoever_else_is_uncertain_or_silent(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "_ELSEWHERE_SECONDS", 60.0)
+    network.brokers[MOVED] = 3
+    connected.describe()
+    network.uncertain, network.suspended = {ONE}, {TWO}
+    connected.describe()
+    assert connected._addresses()[0] == MOVED
+    network.woken.set()
+
+
 def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:
     network.silent = {ONE}
     with pytest.raises(RequestTimedOut):
