@@ -59,9 +59,10 @@ def test_a_replica_is_fetched_from_the_leader_that_it_has_now_and_from_no_other(
         return _Idle()
 
     links.new_link = new_link
-    replica = cast(Any, SimpleNamespace(topic_id=bytes(16), number=0, leader_id=1, leader_epoch=1))
+    role = SimpleNamespace(leader_id=1, epoch=1)
+    replica = cast(Any, SimpleNamespace(topic_id=bytes(16), number=0, role=role))
     for leader_id, fetched_from in ((1, [1]), (2, [2]), (1, [1]), (-1, []), (2, [2]), (0, [])):
-        replica.leader_id, replica.leader_epoch = leader_id, replica.leader_epoch + 1
+        role.leader_id, role.epoch = leader_id, role.epoch + 1
         links.follow(replica, 0)
         assert [each.leader_id for each in fetchers if each.has_replicas] == fetched_from
     assert len(fetchers) == 2, "a link for each leader"
