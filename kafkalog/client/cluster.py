@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from functools import partial
@@ -661,24 +661,28 @@ class Cluster:
             topics = self.remember(*map(topic_info, found.values()))
         return {topic.name: topic for topic in topics}, errors
 
-    def _known_elsewhere(self, names: Iterable[str]) -> dict[str, pb.TopicDescription]:
-        """The topics that other brokers know: a new topic is not known to all brokers at once."""
+    def _known_elsewhere(self, names: Collection[str]) -> dict[str, pb.TopicDescription]:
+        """The topics that other brokers know: a new topic is not known to all brokers at once. Silent ones are waited
+        for a while only."""
         with self._lock:
-            others = list(self._brokers) if len(self._brokers) > 1 else []
+            addresses = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
         found: dict[str, pb.TopicDescription] = {}
-        for broker_id in others:
-            left = [name for name in names if name not in found]
-            if not left:
-                break
-            try:
-                reply: pb.TopicDescriptions = self.call(
-                    "DescribeTopics", pb.DescribeTopicsRequest(names=left), broker_id=broker_id, patient=False
-                )
-            except KafkalogError:
-                continue
-            if self._is_other(reply.cluster_id):
-                continue
-            found.update({each.name: each for each in reply.topics if not each.HasField("error")})
+        if len(addresses) == 1:
+            return found
+        request = pb.DescribeTopicsRequest(names=names)
+        ask = partial(
+            self._call_at, method="DescribeTopics", request=request, timeout_ms=self.settings.request_timeout_ms
+        )
+        with closing(_side_by_side(addresses, ask, at_once=True)) as outcomes:
+            for _, answer_of in outcomes:
+                try:
+                    reply: pb.TopicDescriptions = answer_of()
+                except (_NotSure, KafkalogError):
+                    continue
+                if not self._is_other(reply.cluster_id):
+                    found.update({each.name: each for each in reply.topics if not each.HasField("error")})
+                if len(found) == len(names):
+                    break
         return found
 
     def remember(self, *topics: TopicInfo) -> list[TopicInfo]:

@@ -520,22 +520,34 @@ def test_a_call_that_the_close_of_its_cluster_ends_says_so(
         connected.call("Change", None, **how)
 
 
-def test_a_topic_is_looked_for_at_every_broker_whichever_is_away(network: Network, connected: Cluster) -> None:
-    network.brokers = {ONE: 1, TWO: 2, MOVED: 3}
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_topic_is_looked_for_at_every_broker_whichever_is_away_or_silent(
+    hurried: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    network, gone, asleep = hurried, ("gone", 5), ("asleep", 6)
+    network.brokers = {ONE: 1, asleep: 6, gone: 5, TWO: 2, MOVED: 3}
     connected.describe()
-    unknown = error_to_wire(UnknownTopic(topic="t"))
+    network.suspended = {asleep}
+    answer_of = Control._answer
 
-    def ask(method: str, request: Any, broker_id: int | None = None, patient: bool = True) -> pb.TopicDescriptions:
-        if broker_id == 2:
-            raise BrokerUnreachable(address="two:2", reason="connection refused")
-        described = pb.TopicDescription(name="t", topic_id=b"t" * 16)
-        if broker_id != 3:
-            described = pb.TopicDescription(name="t", error=unknown)
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        if self.address == gone:
+            raise BrokerUnreachable(address="gone:5", reason="connection refused")
+        if self.address == asleep:
+            answer_of(self, method, timeout_ms)
+        described = pb.TopicDescription(name="t", error=error_to_wire(UnknownTopic(topic="t")))
+        if is_there and self.address == MOVED:
+            described = pb.TopicDescription(name="t", topic_id=b"t" * 16)
         return pb.TopicDescriptions(topics=[described])
 
-    asking: Any = connected
-    asking.call = ask
-    assert [topic.topic_id for topic in connected.describe_topics(["t"])] == [b"t" * 16]
+    monkeypatch.setattr(Control, "_answer", answer)
+    if is_there:
+        assert [topic.topic_id for topic in connected.describe_topics(["t"])] == [b"t" * 16]
+    else:
+        with pytest.raises(UnknownTopic):
+            connected.describe_topics(["t"])
+        assert {address for _, address in network.calls} == set(network.brokers)
+    assert not network.woken.is_set()
 
 
 def test_no_more_idle_connections_are_kept_than_are_of_use(connected: Cluster) -> None:
