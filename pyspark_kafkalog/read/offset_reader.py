@@ -89,11 +89,16 @@ class Lookup:
         """The result of an attempt, which is repeated while it finds something missing or lost.
 
         Args:
-            attempt: called with the handling of losses: they fail every try except the last, which gets `losses`.
+            attempt: called with the handling of losses: they fail every try except the last, which gets `losses`. What
+                the look before went over is no longer in doubt, until a look does not find it.
         """
+        before, losses.gone_over = losses.gone_over, set()
         for _ in range(self.options.fetch_attempts - 1):
+            doubted = Losses(fail=True, accepted=before)
             try:
-                return attempt(Losses(fail=True))
+                answer = attempt(doubted)
+                losses.gone_over = doubted.gone_over
+                return answer
             except _DOUBTFUL as error:
                 log.warning("asking_again", reason=str(error))
                 # fetchOffset.retryIntervalMs, set by the user. No event can end the pause early: ZooKeeper notifies

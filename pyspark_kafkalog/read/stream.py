@@ -358,10 +358,8 @@ class StreamSession:
             topic = error.facts["topic"]
             if any(partition.topic == topic for partition in known):
                 losses.found(f"topic '{topic}', which the stream reads, was deleted")
-            elif losses.fail:
-                raise error
             else:
-                losses.found(str(error))
+                losses.found(str(error), error)
 
         partitions = self._lookup.partitions(missing)
         self._see_group(known, {partition.topic: topic_id for partition, topic_id in partitions.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from kafkalog.client.cluster import NO_LEADER, PartitionInfo
 from kafkalog.client.consumer.range_fetch import LeaderHint
-from kafkalog.errors import KafkalogError, LeaderNotAvailable, UnknownPartition
+from kafkalog.errors import DataLost, KafkalogError, LeaderNotAvailable, UnknownPartition
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.read import offset_reader as lookup
+from pyspark_kafkalog.read.data_loss import Losses
 from pyspark_kafkalog.read.offset_reader import Lookup
 from pyspark_kafkalog.read.options import parse_source
 
@@ -32,6 +34,31 @@ def test_a_wait_is_of_a_millisecond_at_least_and_for_nothing_there_is_none(
     looking.wait({A0: 1}, 0.25)
     looking.wait({}, 0.25)
     assert waits == [1, 250]
+
+
+def test_a_loss_is_in_doubt_until_it_is_accepted_and_again_once_it_was_not_found(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(lookup, "time", SimpleNamespace(sleep=pauses.append))
+    losses = Losses(fail=False)
+
+    def look(reasons: str, handling: Losses) -> str:
+        for reason in reasons:
+            handling.found(reason)
+        return reasons
+
+    again = looking.options.fetch_attempts - 1
+    for reasons, expected in (("a", again), ("a", 0), ("ab", again), ("ba", 0), ("b", 0), ("a", again), ("", 0)):
+        pauses.clear()
+        assert looking.asked_again(partial(look, reasons), losses) == reasons
+        assert len(pauses) == expected, reasons
+    strict = Losses(fail=True)
+    for _ in range(2):
+        pauses.clear()
+        with pytest.raises(DataLost):
+            looking.asked_again(partial(look, "a"), strict)
+        assert len(pauses) == again
 
 
 def test_a_limit_of_bytes_ends_no_partition_behind_where_it_was_said_to_end(
