@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from broker.replica.partition import Partition
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet, scan_file
+from broker.staging.part import write_of
 from broker.storage.apply_progress import DONE_PROGRESS_KEPT_US, PROGRESS_KEPT_US, ApplyProgress
 from broker.storage.dump import dump, verify
 from broker.storage.log_dir import LogDirectory
@@ -769,6 +770,19 @@ def test_an_apply_whose_epoch_ends_and_whose_records_are_cut_off_tells_that_nobo
     partition.role.lead(PartitionState.only(0, "here", 3), [0])
     assert apply(partition, prepared) == 3
     assert partition.readable_end_offset == 3
+
+
+def test_what_is_staged_is_renewed_by_a_new_leader_whose_tasks_may_have_talked_to_the_last_one(
+    directory: LogDirectory,
+) -> None:
+    partition, clock = open_partition(directory), directory.services.clock
+    partition.stage(b"u" * 16, [batch(0)])
+    staged_at = clock.monotonic()
+    cast(ManualClock, clock).advance(100)
+    partition.role.lead(PartitionState.only(0, "here", 1), [0])
+    mine = [write_of(PRODUCER, 0)]
+    assert partition.expire(mine, before=staged_at + 100) == 0
+    assert partition.expire(mine, before=staged_at + 101) == 1
 
 
 def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
