@@ -49,7 +49,7 @@ def first_records(
 
     Raises:
         LeaderNotAvailable, UnknownTopicId: a partition has no leader, or its topic was created again.
-        BrokerUnreachable, RequestTimedOut: a leader did not answer. It is asked once.
+        BrokerUnreachable, RequestTimedOut, NotLeader: a leader did not answer, or will not. It is asked once.
     """
     by_leader: dict[int, list[PartitionFetch]] = {}
     for partition, at in batches.items():
@@ -127,6 +127,7 @@ def _fetch(
             fetch.ask(header.fetch, max_bytes)
         link.began(header.correlation_id, None)
         link.connection.send([frame_start(header.SerializeToString(), 0)])
+        cluster.await_answer(broker_id, link.connection, fetches[0].topic_partition)
         reply, body = link.connection.receive()
         link.request_of(reply)
         if reply.HasField("error"):

@@ -14,7 +14,7 @@ from kafkalog.client import timestamps
 from kafkalog.client.admin import ListedOffset
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch
 from kafkalog.client.timestamps import first_record_at
-from kafkalog.errors import CorruptBatch, KafkalogError, LeaderNotAvailable, OffsetOutOfRange, ProtocolError
+from kafkalog.errors import CorruptBatch, KafkalogError, LeaderNotAvailable, NotLeader, OffsetOutOfRange, ProtocolError
 from kafkalog.format.batch import CODECS, Batch, encode_batch, read_header, stamp
 from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP, SCHEMAS, columns_from_lists, encode_columns
 from kafkalog.wire import dataport_pb2
@@ -303,6 +303,24 @@ def test_a_leader_that_moved_between_the_requests_is_looked_for(asked: Asked, mo
 
     monkeypatch.setattr(timestamps, "_fetch", once_elsewhere)
     assert asked.find(150) == (1, 300)
+
+
+def test_a_leader_that_is_silent_is_not_waited_for_once_another_one_leads(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked.append([100, 300])
+    cluster = asked.admin._cluster
+    await_answer, waited = cluster.await_answer, []
+
+    def moved(broker_id: int, connection: Any, partition: TopicPartition) -> None:
+        waited.append(partition)
+        if len(waited) == 1:
+            raise NotLeader(broker_id=broker_id, partition=str(partition))
+        await_answer(broker_id, connection, partition)
+
+    monkeypatch.setattr(cluster, "await_answer", moved)
+    assert asked.find(200) == (1, 300)
+    assert len(waited) == 2
 
 
 def test_a_batch_that_the_log_ends_before_by_now_is_out_of_range_and_no_lack_of_room() -> None:
