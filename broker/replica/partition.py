@@ -30,6 +30,7 @@ from kafkalog.errors import (
     FencedLeaderEpoch,
     KafkalogError,
     LogTruncated,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     StorageFailed,
     UnknownLeaderEpoch,
@@ -196,7 +197,7 @@ class Partition:
             raise self.role.not_here() from None
         except OffsetOutOfRange as error:
             if offset > error.facts["end_offset"]:
-                self.role.check_knows_end()
+                self._check_knows_end()
             raise
         if not found.length and not self.role.is_certain():  # the reader would wait where nothing comes any more
             try:
@@ -263,8 +264,17 @@ class Partition:
             OffsetNotAvailable: a new leader does not know yet up to where the last one let readers read (KIP-207), or
                 another one may have been elected meanwhile. An end before that would look like lost data.
         """
-        self.role.check_knows_end()
+        self._check_knows_end()
         return self.readable_end_offset
+
+    def _check_knows_end(self) -> None:
+        """Raises OffsetNotAvailable: see `end_for_readers`."""
+        self.role.check_knows_end()
+        leadership = self.role.leadership
+        if leadership is None or leadership.is_alone:
+            return
+        if self._readable_end.waits_for_flush_to(leadership.start_offset):  # the last leader may have flushed it
+            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
 
     # --- what followers ask of the leader ----------------------------------------------------------------------------
 

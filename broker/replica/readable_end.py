@@ -47,6 +47,11 @@ class ReadableEnd:
         from_offset = hidden.from_offset
         return view, end if from_offset is None or end <= from_offset else max(view.start_offset, from_offset)
 
+    def waits_for_flush_to(self, offset: int) -> bool:
+        """Whether readers do not see all before an offset because it is not flushed here."""
+        rule = self._rule
+        return rule.flushed_only and max(self._reader.view.flushed_offset, rule.shown_offset) < offset
+
     def update_settings(self, settings: TopicSettings) -> None:
         """Use other settings from now on. Readers still see what they could see before. The log takes no appends
         meanwhile, and the applier makes no changes."""

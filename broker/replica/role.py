@@ -134,8 +134,9 @@ class Role:
                     if self._log.needs_flush_for_ack:
                         self._log.flush_to(self._log.end_offset)
                     self.readable_limit = self._log.high_watermark = self._log.end_offset
-                if self._own_end < self._log.end_offset:
-                    self._log.request_flush()  # readers wait for what was there when the epoch began
+                waits_for_flushes = self._log.needs_flush_for_ack or self._log.settings.flush_visibility == "flushed"
+                if waits_for_flushes and self._log.flushed_offset < self._log.end_offset:
+                    self._log.request_flush()  # readers have to see what the last leader may have shown
                 leadership = self.leadership = Leadership(
                     self._broker_id,
                     state,

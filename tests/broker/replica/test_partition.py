@@ -19,7 +19,15 @@ from broker.staging.format import PartSpec, PreparedSet
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
-from kafkalog.errors import FencedLeaderEpoch, NotEnoughReplicas, NotLeader, OutOfFiles, ReplicaDiverged, StorageFailed
+from kafkalog.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    NotLeader,
+    OffsetNotAvailable,
+    OutOfFiles,
+    ReplicaDiverged,
+    StorageFailed,
+)
 from kafkalog.format.batch import Batch, BatchHeader
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.zk.registry import BrokerRecord, PartitionState
@@ -450,6 +458,27 @@ def test_an_epoch_begins_at_the_end_of_the_log_also_if_acks_wait_for_flushes_sin
         assert partition.role.fetched(2, "elsewhere", pulse, 5, 0, -1, True, []) is None
         assert partition.role.wanted_changes(SYSTEM_CLOCK.monotonic(), 10.0, live) is None
     waited_for(lambda: partition.log.flushed_offset == 1)
+
+
+def test_readers_wait_for_what_the_last_leader_may_have_flushed_and_this_one_has_not(directory: LogDirectory) -> None:
+    """What they had seen was taken for lost."""
+    settings = TopicSettings.parse({"flush.visibility": "flushed", "flush.ms": 100_000})
+    partition = open_partition(directory, settings, leader_epoch=3)
+    both = replace(TWO, isr=(0, 1), directories={0: "here", 1: "there"})
+    partition.role.lead(both, [0, 1])
+    partition.append_as_leader([checked(a_batch())])
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
+    assert partition.role.fetched(1, "there", pulse, 4, 1, 4, True, []) is None
+    assert partition.end_for_readers() == 0
+    with partition.log._flush_lock:  # as while the disk stands still
+        partition.role.lead(replace(both, leader_epoch=5, version=2), [0, 1])
+        assert partition.role.fetched(1, "there", pulse, 5, 1, 4, True, []) is None
+        with pytest.raises(OffsetNotAvailable):
+            partition.end_for_readers()
+        with partition.read(1, 100, None) as found:
+            assert not found.length
+    waited_for(lambda: partition.log.flushed_offset == 1)
+    assert partition.end_for_readers() == 1
 
 
 # --- from one copy to several, and back
