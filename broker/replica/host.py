@@ -365,7 +365,10 @@ class Host:
                 lost = self._loss(topic, number, state) if state is not None else None
                 if partition is not None and lost is None:
                     if partition.settings.given() != settings.given():
+                        was_unclean = partition.settings.unclean_leader_election_enable
                         partition.update_settings(settings)
+                        if settings.unclean_leader_election_enable and not was_unclean:
+                            self.links.leave((topic.topic_id, number))  # follow anew: one that diverged may be cut now
                     if state is not None:
                         self._give_role(partition, topic, number, state)
                         self.links.follow(partition, state.throttled_rate)

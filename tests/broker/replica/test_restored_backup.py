@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalog import errors
+from kafkalog.wire import broker_pb2 as pb
 from kafkalog.zk import paths
 from kafkalog.zk.session import ZooKeeperSession
 from tests.broker.conftest import StartBroker
@@ -92,3 +93,14 @@ def test_followers_of_a_restored_leader_that_lacks_records_do_not_cut_theirs(
     restored.correct(leader=-1, leader_epoch=5, isr=[1], eligible=[])
     waited_for(lambda: replica(restored.brokers[1], restored.topic).role.leads)
     waited_for(restored.is_whole)
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_diverged_is_cut_once_the_topic_allows_it(
+    start_broker: StartBroker, session: ZooKeeperSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    restored = Restored(start_broker, session, first_is_behind=True)
+    waited_for(lambda: caplog.text.count("replica_diverged") == 2)
+    settings = {"unclean.leader.election.enable": "true"}
+    restored.brokers[0].stub.AlterTopic(pb.AlterTopicRequest(name="t", set=settings), timeout=30)
+    waited_for(lambda: all(replica(each, restored.topic).end_offset == 1 for each in restored.brokers.values()))
