@@ -126,6 +126,7 @@ class Role:
                 self._adopt(leadership, state)
             else:
                 was_alone = leadership is not None and self.is_single
+                self._log.settle_producers()
                 self._log.begin_epoch(state.leader_epoch, durable=False)
                 self._staging.begin_epoch(state.leader_epoch)
                 self._applier.begin(state.leader_epoch)

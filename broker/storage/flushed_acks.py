@@ -22,8 +22,9 @@ def is_noted(disk: Disk, folder: Path) -> bool:
 
 
 def note(disk: Disk, folder: Path) -> None:
-    """Make the file; it is durable with the folder's next sync. Raises OSError."""
-    disk.close(disk.create(folder / NAME))
+    """Make the file; it is durable with the folder's next sync. To be repeated after an OSError."""
+    if not is_noted(disk, folder):
+        disk.close(disk.create(folder / NAME))
 
 
 def forget(disk: Disk, folder: Path) -> None:

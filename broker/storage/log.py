@@ -163,7 +163,8 @@ class Log:
         if leader_epoch is not None:
             self._begin_epoch(max(leader_epoch, self._epochs.last))
         self._acks_lock = threading.Lock()  # guards the file `flushed-acks`; taken before _lock
-        self._notes_flushed_acks = opened.notes_flushed_acks
+        self._notes_flushed_acks = opened.notes_flushed_acks  # durably
+        self._may_note_flushed_acks = opened.notes_flushed_acks  # the file may be there
         self._acks_flushed_from = self._end_offset  # since the topic has flush.messages=1, acks from here on were
         self._apply_settings(settings)
         self._publish()
@@ -264,14 +265,14 @@ class Log:
             StorageFailed, DiskFull, Closed: acks have to wait for flushes as before, and the settings do not change.
         """
         with self._acks_lock:
-            if settings.flush_messages != 1 and self._notes_flushed_acks:
+            if settings.flush_messages != 1 and self._may_note_flushed_acks:
                 with self._lock:
                     self._check_usable()
                 try:
                     flushed_acks.forget(self._disk, self.directory)
                 except OSError as error:
                     self._errors.refuse(error, "removing the note that acks are flushed")
-                self._notes_flushed_acks = False
+                self._notes_flushed_acks = self._may_note_flushed_acks = False
             with self._lock:
                 if settings.flush_messages == 1 and self._flush_messages != 1:
                     self._acks_flushed_from = self._end_offset
@@ -649,6 +650,14 @@ class Log:
             self._lacks_producers = False
             return True
 
+    def settle_producers(self) -> None:
+        """This log leads: if it began anew, and the state of the producers of the records before it never came from its
+        leader, what it knows of them is the partition's. Raises as `take_producers`."""
+        if self.lacks_producers:
+            with self._lock:
+                known = self._producers.snapshot(self._end_offset)
+            self.take_producers(known.encode())
+
     @contextmanager
     def no_appends(self) -> Iterator[int]:
         """Yield the end offset. Appends wait during the `with` block, so it does not change."""
@@ -883,12 +892,13 @@ class Log:
                 needed = min(self._acks_flushed_from, self._end_offset)
                 if self._notes_flushed_acks or self._flush_messages != 1 or self._flushed_offset < needed:
                     return
-            self._notes_flushed_acks = True  # first: what may be there has to be removed
+            self._may_note_flushed_acks = True
             try:
                 flushed_acks.note(self._disk, self.directory)
-                self._disk.sync_dir(self.directory)  # without it, a loss of power counts as one without the note
+                self._disk.sync_dir(self.directory)
             except OSError as error:
                 self._errors.refuse(error, "noting that acks are flushed")
+            self._notes_flushed_acks = True
 
     # --- cutting -------------------------------------------------------------------------------------------------
 

@@ -268,8 +268,9 @@ def test_a_follower_of_which_readers_saw_nothing_that_its_leader_still_has_begin
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (7, 7, 7)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_follower_that_begins_anew_knows_its_producers_until_it_gets_them_from_its_leader(
-    directory: LogDirectory,
+    directory: LogDirectory, is_restarted: bool
 ) -> None:
     """It may be elected before: then it took a batch that was sent again for a new one."""
     partition = open_partition(directory, leader_epoch=3)
@@ -280,9 +281,14 @@ def test_a_follower_that_begins_anew_knows_its_producers_until_it_gets_them_from
     assert (partition.start_offset, partition.end_offset) == (1, 1)
     assert partition.following.position().needs_producers
     partition.role.lead(replace(ONE, leader_epoch=5), [0])
+    if is_restarted:
+        directory.close(clean=False)
+        directory = LogDirectory(directory.path)
+        partition = open_partition(directory, leader_epoch=6)
     _, [appended] = partition.append_as_leader([batch])
     assert isinstance(appended, Appended)
     assert (appended.base_offset, partition.end_offset) == (0, 1)
+    directory.close()
 
 
 def test_a_follower_names_no_position_until_the_log_that_it_begins_anew_is_on_the_disk(
