@@ -640,7 +640,11 @@ class Cluster:
         return self.retrying(lambda: self._ask_once_for_topics(names)) if patient else self._ask_once_for_topics(names)
 
     def _ask_once_for_topics(self, names: list[str]) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
-        """As `_ask_for_topics`, of one broker that is of the cluster that is known. Raises BrokerUnreachable."""
+        """As `_ask_for_topics`, of one broker that is of the cluster that is known.
+
+        Raises:
+            BrokerUnreachable: nobody who answers has a connection to ZooKeeper, so that a topic may be there.
+        """
         request = pb.DescribeTopicsRequest(names=names)
         reply: pb.TopicDescriptions = self.call("DescribeTopics", request, patient=False)
         if self._is_other(reply.cluster_id):  # gRPC connects again by itself: this may be the first answer of a new one
@@ -649,26 +653,44 @@ class Cluster:
         missing: dict[str, pb.TopicDescription] = {}
         for description in reply.topics:
             (missing if description.HasField("error") else found)[description.name] = description
+        is_certain = not reply.is_uncertain
         if missing:
-            found.update(self._known_elsewhere(missing))
-        errors = [error_from_wire(missing[name].error) for name in missing if name not in found]
+            elsewhere, knows = self._known_elsewhere(missing)
+            found.update(elsewhere)
+            is_certain = is_certain or knows
+        unknown = [name for name in missing if name not in found]
+        if unknown and not is_certain:
+            reason = f"topic '{unknown[0]}' may be there: no broker that answers has a connection to ZooKeeper"
+            raise BrokerUnreachable(address=self.address, reason=reason)
+        errors = [error_from_wire(missing[name].error) for name in unknown]
         with self._lock:
             if self._is_other(reply.cluster_id):
                 reason = f"a broker of cluster {reply.cluster_id} answers, and not one of {self._cluster_id}"
                 raise BrokerUnreachable(address=self.address, reason=reason)
             for name in missing:
                 self.forget(name)
-            topics = self.remember(*map(topic_info, found.values()))
-        return {topic.name: topic for topic in topics}, errors
+            topics = {topic.name: topic for topic in self.remember(*map(topic_info, found.values()))}
+            return topics if names else self._all_topics(topics, is_certain), errors
 
-    def _known_elsewhere(self, names: Collection[str]) -> dict[str, pb.TopicDescription]:
-        """The topics that other brokers know: a new topic is not known to all brokers at once. Silent ones are waited
-        for a while only."""
+    def _all_topics(self, reported: dict[str, TopicInfo], is_certain: bool) -> dict[str, TopicInfo]:
+        """Lock held: all topics, of which those were reported. A broker without a connection to ZooKeeper does not know
+        of new ones."""
+        for name in self._topics.keys() - reported.keys():
+            if is_certain:
+                self.forget(name)
+            elif self._topics[name].cluster_id == self._cluster_id:
+                reported[name] = self._topics[name].topic
+        return dict(sorted(reported.items()))
+
+    def _known_elsewhere(self, names: Collection[str]) -> tuple[dict[str, pb.TopicDescription], bool]:
+        """The topics that other brokers know, because a new topic is not known to all brokers at once; and whether one
+        of them knows for certain. Silent ones are waited for a while only."""
         with self._lock:
             addresses = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
         found: dict[str, pb.TopicDescription] = {}
+        is_certain = False
         if len(addresses) == 1:
-            return found
+            return found, is_certain
         request = pb.DescribeTopicsRequest(names=names)
         ask = partial(
             self._call_at, method="DescribeTopics", request=request, timeout_ms=self.settings.request_timeout_ms
@@ -681,9 +703,10 @@ class Cluster:
                     continue
                 if not self._is_other(reply.cluster_id):
                     found.update({each.name: each for each in reply.topics if not each.HasField("error")})
+                    is_certain = is_certain or not reply.is_uncertain
                 if len(found) == len(names):
                     break
-        return found
+        return found, is_certain
 
     def remember(self, *topics: TopicInfo) -> list[TopicInfo]:
         """Keep reported descriptions of topics, and return what is then known of each. What is older than that which is

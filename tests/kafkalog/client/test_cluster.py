@@ -306,6 +306,41 @@ def test_a_certain_answer_counts_at_once_whoever_else_is_uncertain_or_silent(
     network.woken.set()
 
 
+def test_a_topic_is_missing_only_if_a_broker_with_a_connection_to_zookeeper_says_so(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker was cut off before the topic was made, and those that knew it died: the topic was taken for deleted."""
+    there = {"t", "u"}
+
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        if method == "DescribeCluster":
+            return network.description(self.address)
+        known = {"u"} if self.address in network.uncertain else there
+        error = error_to_wire(UnknownTopic(topic="t"))
+        reply = pb.TopicDescriptions(is_uncertain=self.address in network.uncertain)
+        reply.topics.extend(pb.TopicDescription(name=name, topic_id=name.encode()) for name in sorted(known))
+        if "t" not in known and is_named:
+            reply.topics.add(name="t", error=error)
+        return reply
+
+    monkeypatch.setattr(Control, "_answer", answer)
+    is_named = False
+    assert [topic.name for topic in connected.describe_topics()] == ["t", "u"]
+    network.uncertain, network.silent = {ONE}, {TWO}
+    assert [topic.name for topic in connected.describe_topics(patient=False)] == ["t", "u"]
+    is_named = True
+    with pytest.raises(BrokerUnreachable, match="topic 't' may be there"):
+        connected.describe_topics(["t"], patient=False)
+    assert connected.known_topic("t") is not None
+    network.silent = set()
+    there.remove("t")
+    with pytest.raises(UnknownTopic):
+        connected.describe_topics(["t"], patient=False)
+    is_named = False
+    assert [topic.name for topic in connected.describe_topics()] == ["u"]
+    assert connected.known_topic("t") is None
+
+
 def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:
     network.silent = {ONE}
     with pytest.raises(RequestTimedOut):
