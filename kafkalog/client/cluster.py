@@ -1028,17 +1028,14 @@ def _is_of_an_earlier_process(connection: DataConnection, broker: BrokerInfo) ->
 
 def _newest(topic: TopicInfo, known: TopicInfo) -> TopicInfo:
     """The one of two topics of one name that was created later; if both are the same, the first description, with the
-    partitions of the other one that have a newer leader."""
+    partitions of the other one that have a newer leader or are not in the first: partitions are only ever added."""
     if topic.topic_id != known.topic_id:
         return known if 0 < topic.created_zxid < known.created_zxid else topic
-    newer = {
-        each.partition: each
-        for each, reported in zip(known.partitions, topic.partitions, strict=False)
-        if each.leader_epoch > reported.leader_epoch
-    }
-    if not newer:
-        return topic
-    return topic._replace(partitions=tuple(newer.get(each.partition, each) for each in topic.partitions))
+    partitions = list(topic.partitions) + list(known.partitions[len(topic.partitions) :])
+    for each, reported in zip(known.partitions, topic.partitions, strict=False):
+        if each.leader_epoch > reported.leader_epoch:
+            partitions[each.partition] = each
+    return topic._replace(partitions=tuple(partitions))
 
 
 class _NotSure(Exception):

@@ -698,6 +698,10 @@ def test_a_leader_of_an_older_epoch_is_not_taken_for_the_newest(connected: Clust
     known = connected.known_topic("t")
     assert known is not None
     assert [(each.leader, each.leader_epoch) for each in known.partitions] == [(1, 2), (1, 7), (0, 0)]
+    connected.remember(topic((1, 2), (1, 7)))  # before a partition was added
+    known = connected.known_topic("t")
+    assert known is not None
+    assert len(known.partitions) == 3, "keyed records went to other partitions meanwhile"
     anew = topic((0, 0), topic_id=b"u" * 16)
     connected.remember(anew)
     assert connected.known_topic("t") is anew
