@@ -16,6 +16,7 @@ from broker.storage.disk_watch import DiskWatch
 from kafkalog.errors import StorageFailed
 
 Watched = Callable[[float], tuple[Disk, "queue.SimpleQueue[StorageFailed]"]]
+from tests.waiting import waited_for
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_call_that_does_not_return_is_reported_once(
     thread.start()
     error = reported.get(timeout=30)
     assert str(error) == f"log directory {tmp_path} is out of service: the disk hangs: open has not returned for 0.05 s"
-    assert f"disk_stalled directory={tmp_path} call=open thread=reader seconds=0.05" in caplog.text
+    waited_for(lambda: f"disk_stalled directory={tmp_path} call=open thread=reader seconds=0.05" in caplog.text)
     writer = os.open(tmp_path / "pipe", os.O_WRONLY)
     thread.join()
     os.close(writer)
