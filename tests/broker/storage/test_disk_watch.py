@@ -14,9 +14,9 @@ import pytest
 from broker.storage.disk import Disk
 from broker.storage.disk_watch import DiskWatch
 from kafkalog.errors import StorageFailed
+from tests.waiting import waited_for
 
 Watched = Callable[[float], tuple[Disk, "queue.SimpleQueue[StorageFailed]"]]
-from tests.waiting import waited_for
 
 
 @pytest.fixture
