@@ -178,6 +178,8 @@ def rate(context: click.Context, parameter: click.Parameter, text: str | None) -
             f"'{text}' is no rate: write bytes a second, such as 50MB or 64KiB", context, parameter
         )
     bytes_a_second = int(float(found[1]) * unit)
+    if not bytes_a_second and float(found[1]):
+        raise click.BadParameter(f"'{text}' is less than a byte a second", context, parameter)
     if bytes_a_second >= 1 << 63:
         raise click.BadParameter(f"'{text}' is more than any disk writes", context, parameter)
     return bytes_a_second

@@ -134,6 +134,7 @@ def test_a_move_to_a_broker_that_is_not_live_says_once_that_it_waits(
         (("t", "--to-brokers", "one"), "expected numbers such as 1,2,3 or 0-3"),
         (("t", "--to-brokers", "3-1"), "expected numbers such as 1,2,3 or 0-3"),
         (("t", "--throttle", "fast"), "'fast' is no rate"),
+        (("t", "--throttle", "0.4"), "'0.4' is less than a byte a second"),
     ],
 )
 def test_wrong_usage_gets_one_sentence(
