@@ -161,7 +161,6 @@ class Leadership:
         is_whole: bool,
         staged_end: int,
         leader_end: int,
-        leader_staged: int,
     ) -> bool:
         """A follower's log agrees with the leader's up to its end. Returns whether the follower may join.
 
@@ -170,7 +169,7 @@ class Leadership:
             end_offset: of the follower's log: what it has, durably if the topic asks for that.
             is_whole: nothing of its log is known to be damaged, and it has the state of the producers before it.
             staged_end: up to where it has what is staged; -1: it lacks something from before this epoch.
-            leader_end, leader_staged: the same of the leader's.
+            leader_end: the end of the leader's log.
         """
         if broker_id not in self.replicas or broker_id == self.broker_id:
             return False
@@ -184,7 +183,7 @@ class Leadership:
         follower = self._followers[replica] = Follower(
             pulse, end_offset, is_whole, staged_end, leader_end, pulse.at, caught_up_at
         )
-        return broker_id not in self.joining and self._may_join(broker_id, follower, leader_end, leader_staged)
+        return broker_id not in self.joining and self._may_join(broker_id, follower)
 
     def is_superseded(self, broker_id: int, directory: str, connection: int) -> bool:
         """Whether a follower fetches on a later connection than this one."""
@@ -198,18 +197,17 @@ class Leadership:
             follower.pulse = Pulse(follower.pulse.at, follower.pulse.registration, connection)
             follower.pulse.is_open = False
 
-    def _may_join(self, broker_id: int, follower: Follower, leader_end: int, leader_staged: int) -> bool:
-        """Rule 2. While the set is too small, a replica needs all that the leader has. A damaged record is one that it
-        does not have; nor would it recognise duplicates of records without their producers' state."""
-        needs_all = self.is_below_min
+    def _may_join(self, broker_id: int, follower: Follower) -> bool:
+        """Rule 2. A damaged record is one that a replica does not have; nor would it recognise duplicates of records
+        without their producers' state."""
         if broker_id in self.state.isr or not follower.is_whole:
             return False
-        return follower.end_offset >= max(
-            self.watermark, self.start_offset, leader_end if needs_all else 0
-        ) and follower.staged_end >= max(self.staged_watermark, self.staged_start, leader_staged if needs_all else 0)
+        return follower.end_offset >= max(self.watermark, self.start_offset) and follower.staged_end >= max(
+            self.staged_watermark, self.staged_start
+        )
 
     def changes(
-        self, now: float, lag_seconds: float, leader_end: int, leader_staged: int, live: Mapping[int, BrokerRecord]
+        self, now: float, lag_seconds: float, leader_end: int, live: Mapping[int, BrokerRecord]
     ) -> tuple[list[Joining], list[int]]:
         """The followers that may join the in-sync set now, also those that were asked for already, and the members that
         have not caught up for too long. To be asked for several times in that time: a follower that has everything says
@@ -230,17 +228,17 @@ class Leadership:
             and (registered := live.get(broker_id)) is not None
             and (registered.epoch, registered.directory) == (follower.pulse.registration, directory)
             and follower.pulse.at >= since
-            and self._may_join(broker_id, follower, leader_end, leader_staged)
+            and self._may_join(broker_id, follower)
         ]
         return joining, [member[0] for member in self._members() if self._caught_up_at(member) < since]
 
-    def holds_no_ack(self, broker_id: int, leader_end: int, leader_staged: int) -> bool:
+    def holds_no_ack(self, broker_id: int) -> bool:
         """Whether nothing waits for a follower, however slowly it copies: by what it has said last, it is neither in
         the in-sync set nor may it join."""
         if broker_id in self.state.isr or broker_id in self.joining:
             return False
         follower = self._last_of(broker_id)
-        return follower is None or not self._may_join(broker_id, follower, leader_end, leader_staged)
+        return follower is None or not self._may_join(broker_id, follower)
 
     def end_of(self, broker_id: int) -> int:
         """Up to where a follower has the log, as it said in this epoch; 0 if it has said nothing."""

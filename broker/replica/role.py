@@ -330,7 +330,6 @@ class Role:
                 is_whole,
                 staged_end,
                 view.end_offset,
-                self._staging.staged_end,
             )
         self.advance()
         if joinable:
@@ -344,11 +343,8 @@ class Role:
         if leadership is None or not leadership.state.throttled_rate:
             return 0
         with self.lock:
-            state, end_offset = leadership.state, self._reader.view.end_offset
-            is_held = broker_id in state.adding and leadership.holds_no_ack(
-                broker_id, end_offset, self._staging.staged_end
-            )
-            return state.throttled_rate if is_held else 0
+            state = leadership.state
+            return state.throttled_rate if broker_id in state.adding and leadership.holds_no_ack(broker_id) else 0
 
     def lacking_bytes(self, broker_id: int) -> int:
         """About how many bytes of the log a follower does not have; 0 if this replica does not lead."""
@@ -369,9 +365,7 @@ class Role:
             leadership = self.leadership
             if leadership is None or self.is_closed:
                 return None
-            joining, leaving = leadership.changes(
-                now, lag_seconds, self._log.end_offset, self._staging.staged_end, live
-            )
+            joining, leaving = leadership.changes(now, lag_seconds, self._log.end_offset, live)
             wanted = Wanted(leadership.state, joining, leaving, bool(leadership.joining))
             return wanted if any(wanted[1:]) else None
 

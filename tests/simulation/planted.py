@@ -28,9 +28,7 @@ def _follow_and_truncate(self: Role, leader_id: int, leader_epoch: int) -> None:
 _follow = Role.follow
 
 
-def _may_join_at_watermark(
-    self: Leadership, broker_id: int, follower: Follower, leader_end: int, leader_staged: int
-) -> bool:
+def _may_join_at_watermark(self: Leadership, broker_id: int, follower: Follower) -> bool:
     return broker_id not in self.state.isr and follower.end_offset >= self.watermark
 
 

@@ -34,15 +34,15 @@ def fetched(
 ) -> bool:
     """By default from the directory in the state, by the broker's registration."""
     pulse = Pulse(now, registration, connection)
-    return leadership.fetched(broker, directory or DIRECTORIES[broker], pulse, end, is_whole, 0, leader_end, 0)
+    return leadership.fetched(broker, directory or DIRECTORIES[broker], pulse, end, is_whole, 0, leader_end)
 
 
 def joining(leadership: Leadership, leader_end: int, now: float = 101.0) -> list[Joining]:
-    return leadership.changes(now, 10.0, leader_end, 0, LIVE)[0]
+    return leadership.changes(now, 10.0, leader_end, LIVE)[0]
 
 
 def leaving(leadership: Leadership, now: float, leader_end: int) -> list[int]:
-    return leadership.changes(now, 10.0, leader_end, 0, LIVE)[1]
+    return leadership.changes(now, 10.0, leader_end, LIVE)[1]
 
 
 def test_the_watermark_is_the_lowest_end_of_the_set_and_counts_only_this_epochs_fetches() -> None:
@@ -92,15 +92,15 @@ def test_the_watermark_counts_a_replica_that_may_have_joined() -> None:
     assert leadership.watermark == 12
 
 
-def test_a_replica_joins_with_all_from_before_the_epoch_and_below_min_with_all() -> None:
+def test_a_replica_joins_with_all_from_before_the_epoch_also_while_the_set_is_too_small() -> None:
     leadership = leading(0, 1, watermark=3)  # the epoch began at 10
     assert not fetched(leadership, 2, 9, 14)
     assert fetched(leadership, 2, 10, 14)
     below = leading(0, watermark=3)
-    assert not fetched(below, 2, 13, 14)
-    assert fetched(below, 2, 14, 14)
+    assert not fetched(below, 2, 9, 14)
+    assert fetched(below, 2, 13, 14), "it would never have all while others append"
     assert not fetched(below, 0, 14, 14)  # itself
-    assert not below.fetched(7, "d", Pulse(101.0, 1, 0), 14, True, 0, 14, 0)  # no replica of it
+    assert not below.fetched(7, "d", Pulse(101.0, 1, 0), 14, True, 0, 14)  # no replica of it
 
 
 def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
@@ -116,7 +116,7 @@ def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
 
 def test_a_follower_that_lags_or_never_fetched_leaves_and_an_idle_one_stays() -> None:
     leadership, idle = leading(0, 1, 2), Pulse(101.0, 1, 0)
-    leadership.fetched(1, "b", idle, 10, True, 0, 10, 0)
+    leadership.fetched(1, "b", idle, 10, True, 0, 10)
     fetched(leadership, 2, 4, 10)
     assert leaving(leadership, 109.0, 10) == []
     idle.at = 109.5
@@ -138,9 +138,9 @@ def test_a_dead_follower_or_one_that_is_silent_does_not_join() -> None:
     assert fetched(leadership, 2, 10, 10)
     assert joining(leadership, 10) == [Joining(2, 1, "c")]
     assert joining(leadership, 10, now=112.0) == []
-    assert leadership.changes(101.0, 10.0, 10, 0, {0: LIVE[0], 1: LIVE[1]})[0] == []
+    assert leadership.changes(101.0, 10.0, 10, {0: LIVE[0], 1: LIVE[1]})[0] == []
     again = {**LIVE, 2: replace(LIVE[2], epoch=2)}
-    assert leadership.changes(101.0, 10.0, 10, 0, again)[0] == []  # it has registered again since
+    assert leadership.changes(101.0, 10.0, 10, again)[0] == []  # it has registered again since
 
 
 def test_what_another_process_of_a_members_id_has_is_not_counted_for_the_member() -> None:
@@ -178,12 +178,12 @@ def test_a_replica_joins_with_what_is_in_the_directory_of_its_registration() -> 
 def test_a_replica_joins_with_all_that_was_staged_before_the_epoch_and_acknowledged_in_it() -> None:
     leadership = Leadership(0, state(0, 1), ALL, 2, 10, 100, 10, now=100.0)
     for staged_end in (-1, 99):
-        assert not leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, staged_end, 10, 100)
-    assert leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, 100, 10, 100)
-    leadership.fetched(1, "b", Pulse(101.0, 1, 0), 10, True, 300, 10, 300)
+        assert not leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, staged_end, 10)
+    assert leadership.fetched(2, "c", Pulse(101.0, 1, 0), 10, True, 100, 10)
+    leadership.fetched(1, "b", Pulse(101.0, 1, 0), 10, True, 300, 10)
     assert leadership.advance(10, 300)
     assert leadership.staged_watermark == 300
-    assert leadership.changes(101.0, 10.0, 10, 300, LIVE)[0] == []
+    assert leadership.changes(101.0, 10.0, 10, LIVE)[0] == []
 
 
 def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
@@ -197,7 +197,7 @@ def test_a_state_is_adopted_if_it_is_newer_and_of_this_epoch() -> None:
 def test_an_election_is_ruled_out_while_every_other_member_is_known_to_follow() -> None:
     leadership, pulses = leading(0, 1, 2), {number: Pulse(101.0, 1, 0) for number in (1, 2)}
     for number, pulse in pulses.items():
-        leadership.fetched(number, DIRECTORIES[number], pulse, 10, True, 0, 10, 0)
+        leadership.fetched(number, DIRECTORIES[number], pulse, 10, True, 0, 10)
     assert not leadership.is_followed(0.0)  # a request that was sent may have waited for any time
     pulses[1].proven_at = 100.0
     assert not leadership.is_followed(90.0)
@@ -212,7 +212,7 @@ def test_no_election_is_ruled_out_while_replicas_are_eligible_and_none_is_to_be_
     assert leading(0).is_followed(100.0)
     eligible = leading(0, 1)
     pulse = Pulse(101.0, 1, 0)
-    eligible.fetched(1, "b", pulse, 10, True, 0, 10, 0)
+    eligible.fetched(1, "b", pulse, 10, True, 0, 10)
     pulse.proven_at = 100.0
     assert eligible.is_followed(90.0)
     eligible.adopt(PartitionState(0, 5, (0, 1), (2,), DIRECTORIES, 2))
@@ -254,15 +254,15 @@ def test_a_replica_that_was_removed_does_not_join_by_a_state_that_is_newer_than_
 def test_a_follower_holds_no_ack_until_it_may_join() -> None:
     leadership = leading(0, 1, min_insync=1)
     leadership.adopt(replace(state(0, 1, version=2), replicas=(0, 1), target=(0, 2)))
-    assert not leadership.holds_no_ack(1, 10, 0), "it is in the set"
-    assert leadership.holds_no_ack(2, 10, 0)
+    assert not leadership.holds_no_ack(1), "it is in the set"
+    assert leadership.holds_no_ack(2)
     fetched(leadership, 1, 10, 10)
     fetched(leadership, 2, 5, 10)
     leadership.advance(10, 0)
-    assert (leadership.holds_no_ack(2, 10, 0), leadership.end_of(2)) == (True, 5)
+    assert (leadership.holds_no_ack(2), leadership.end_of(2)) == (True, 5)
     fetched(leadership, 2, 10, 10)
-    assert not leadership.holds_no_ack(2, 10, 0)
+    assert not leadership.holds_no_ack(2)
     [asked] = joining(leadership, 10)
     leadership.asked_to_join(asked)
     fetched(leadership, 2, 10, 20)
-    assert not leadership.holds_no_ack(2, 20, 0), "the watermark counts it"
+    assert not leadership.holds_no_ack(2), "the watermark counts it"
