@@ -495,9 +495,12 @@ class Host:
         for number in leaving:
             state = states[number]
             log.warning(
-                "replica_left_the_sets", partition=f"{topic.name}-{number}", reason=reasons[number],
-                leader=state.leader, isr=list(state.isr),
-            )  # fmt: skip
+                "replica_left_the_sets",
+                partition=f"{topic.name}-{number}",
+                reason=reasons[number],
+                leader=state.leader,
+                isr=list(state.isr),
+            )
             turn.wanted[number] = state
         return replace(topic, states=states)
 
