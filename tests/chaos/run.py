@@ -244,12 +244,17 @@ class _Run:
                     raise
 
     def _read_to(self, ends: dict[TopicPartition, int]) -> None:
-        """Wait until every consumer has had all records before the ends. What they lack after that, the checker finds
-        in the history of those that assign, and here in that of the group."""
-        until = time.monotonic() + _END_SECONDS
+        """Wait until every consumer has had all records before the ends, as long as one comes nearer. What they lack
+        after that, the checker finds in the history of those that assign, and here in that of the group."""
         for client in self._reading:
             client.catch_up()
-        while time.monotonic() < until and (self._lag(ends) or self._group.missing(ends)):
+        before: list[str] = []
+        until = 0.0
+        while lacking := self._lag(ends) + self._group.missing(ends):
+            if lacking != before:
+                before, until = lacking, time.monotonic() + _END_SECONDS
+            elif time.monotonic() > until:
+                break
             self._pass(0.1)
         for client in self._reading:
             client.stop()
