@@ -1952,6 +1952,30 @@ def new_members(cluster: LocalCluster, topic: str, admin: Admin) -> Iterator[tup
     raise AssertionError("there are more places than that")
 
 
+def test_a_member_whose_join_is_under_way_leaves_after_it(cluster: LocalCluster, tested: str) -> None:
+    """The leave came first, and the member stayed for its session timeout."""
+    joins, goes_on = threading.Event(), threading.Event()
+
+    def slow(ask: Ask, method: str) -> Any:
+        if method == "JoinGroup":
+            joins.set()
+            assert goes_on.wait(30)
+        if method == "LeaveGroup":
+            assert goes_on.is_set()
+        return ask()
+
+    with Admin(cluster.bootstrap_servers) as admin, requests(slow):
+        one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=60_000)
+        one.subscribe(tested)
+        assert joins.wait(30)
+        closing = threading.Thread(target=one.close, args=(4,))
+        closing.start()
+        waited_for(lambda: of(one)._closing.is_set())
+        goes_on.set()
+        closing.join(30)
+        assert not admin.describe_group(tested).members
+
+
 @pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])
 def test_an_interrupt_of_leaving_leaves_no_member_once_the_consumer_is_closed(
     cluster: LocalCluster, tested: str, how: str

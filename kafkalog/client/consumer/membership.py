@@ -149,6 +149,7 @@ class Membership:
         self._changed = threading.Condition(self._lock)
         self._epoch = -1
         self._is_member = False
+        self._is_joining = False  # a request to join is under way
         self._lost: KafkalogError | None = None
         self._refused_at: float | None = None  # when a join met Spark streams first
         self._generation = -1
@@ -518,16 +519,24 @@ class Membership:
         )
         request = pb.JoinGroupRequest(group=self._group, member=member, assignor=settings.partition_assignment_strategy)
         sent = time.monotonic()
-        reply = self._brokers.ask("JoinGroup", request)
         with self._lock:
-            self._error = None
-            self._is_member, self._epoch, self._refused_at = True, reply.epoch, None
-            self._forget()
-            self._generation = -1
-            self._take_news(reply.news)
-            self._asked_at = time.monotonic()
-            self._lease = Lease(sent + self._session_seconds * (1 - _MARGIN))
-            self._changed.notify_all()
+            if self._closing.is_set():
+                raise Closed(what="consumer")
+            self._is_joining = True
+        try:
+            reply = self._brokers.ask("JoinGroup", request)
+            with self._lock:
+                self._error = None
+                self._is_member, self._epoch, self._refused_at = True, reply.epoch, None
+                self._forget()
+                self._generation = -1
+                self._take_news(reply.news)
+                self._asked_at = time.monotonic()
+                self._lease = Lease(sent + self._session_seconds * (1 - _MARGIN))
+        finally:
+            with self._lock:
+                self._is_joining = False
+                self._changed.notify_all()
         log.info("group_joined", group=self._group, member=self._name, generation=self._generation)
         with suppress(KafkalogError):
             self._cluster.look_up(subscription.topics, patient=False)
@@ -1119,6 +1128,8 @@ class Membership:
             self._commit_at_the_end(commit, positions, until)
             if is_valid:
                 self._commit_found()
+            with self._lock:  # a leave that comes before the join leaves a member until its session times out
+                self._changed.wait_for(lambda: not self._is_joining, max(0.0, until - time.monotonic()))
             if self._is_member and not self._settings.group_instance_id:
                 self._leave(until)
 
