@@ -434,14 +434,14 @@ class Partition:
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many. A follower
         forgets what its leader has forgotten."""
-        if self.role.leadership is None:
+        if not self.role.leads:
             return 0
         with self._staging_as_leader():
             return self._staging.expire(writes, before)
 
     def forget_silent_transactions(self) -> None:
         """Forget the apply progress of transactions that ended long ago."""
-        if self.log.knows_transactions and self.role.leadership is not None:
+        if self.log.knows_transactions and self.role.leads:
             with self._staging_as_leader():
                 self._applier.forget_silent()
 

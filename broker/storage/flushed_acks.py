@@ -15,10 +15,7 @@ NAME = "flushed-acks"
 
 def is_noted(disk: Disk, folder: Path) -> bool:
     """Whether the file is there. Raises OSError."""
-    try:
-        return NAME in disk.names(folder)
-    except FileNotFoundError:
-        return False
+    return disk.exists(folder / NAME)
 
 
 def note(disk: Disk, folder: Path) -> None:

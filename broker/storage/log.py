@@ -164,7 +164,6 @@ class Log:
             self._begin_epoch(max(leader_epoch, self._epochs.last))
         self._acks_lock = threading.Lock()  # guards the file `flushed-acks`; taken before _lock
         self._notes_flushed_acks = opened.notes_flushed_acks  # durably
-        self._may_note_flushed_acks = opened.notes_flushed_acks  # the file may be there
         self._acks_flushed_from = self._end_offset  # since the topic has flush.messages=1, acks from here on were
         self._apply_settings(settings)
         self._publish()
@@ -265,14 +264,14 @@ class Log:
             StorageFailed, DiskFull, Closed: acks have to wait for flushes as before, and the settings do not change.
         """
         with self._acks_lock:
-            if settings.flush_messages != 1 and self._may_note_flushed_acks:
+            if settings.flush_messages != 1 and self._flush_messages == 1:  # only then the file may be there
                 with self._lock:
                     self._check_usable()
                 try:
                     flushed_acks.forget(self._disk, self.directory)
                 except OSError as error:
                     self._errors.refuse(error, "removing the note that acks are flushed")
-                self._notes_flushed_acks = self._may_note_flushed_acks = False
+                self._notes_flushed_acks = False
             with self._lock:
                 if settings.flush_messages == 1 and self._flush_messages != 1:
                     self._acks_flushed_from = self._end_offset
@@ -892,7 +891,6 @@ class Log:
                 needed = min(self._acks_flushed_from, self._end_offset)
                 if self._notes_flushed_acks or self._flush_messages != 1 or self._flushed_offset < needed:
                     return
-            self._may_note_flushed_acks = True
             try:
                 flushed_acks.note(self._disk, self.directory)
                 self._disk.sync_dir(self.directory)

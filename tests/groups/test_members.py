@@ -1968,7 +1968,7 @@ def test_a_member_whose_join_is_under_way_leaves_after_it(cluster: LocalCluster,
         one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=60_000)
         one.subscribe(tested)
         assert joins.wait(30)
-        closing = threading.Thread(target=one.close, args=(4,))
+        closing = threading.Thread(target=one.close, args=(4,), daemon=True)
         closing.start()
         waited_for(lambda: of(one)._closing.is_set())
         goes_on.set()

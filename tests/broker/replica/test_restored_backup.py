@@ -69,6 +69,14 @@ class Restored:
         return all(partition is not None and partition.role.high_watermark == 2 for partition in held)
 
 
+@pytest.fixture
+def diverged(start_broker: StartBroker, session: ZooKeeperSession, caplog: pytest.LogCaptureFixture) -> Restored:
+    """The restored leader lacks a record that the two others have, which do not cut it."""
+    restored = Restored(start_broker, session, first_is_behind=True)
+    waited_for(lambda: caplog.text.count("replica_diverged") == 2)
+    return restored
+
+
 @pytest.mark.timeout(60)
 def test_a_log_that_knows_a_later_epoch_is_not_led_in_an_older_one(
     start_broker: StartBroker, session: ZooKeeperSession
@@ -83,24 +91,16 @@ def test_a_log_that_knows_a_later_epoch_is_not_led_in_an_older_one(
 
 
 @pytest.mark.timeout(60)
-def test_followers_of_a_restored_leader_that_lacks_records_do_not_cut_theirs(
-    start_broker: StartBroker, session: ZooKeeperSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    restored = Restored(start_broker, session, first_is_behind=True)
-    waited_for(lambda: caplog.text.count("replica_diverged") == 2)
-    ends = {number: replica(each, restored.topic).end_offset for number, each in restored.brokers.items()}
+def test_followers_of_a_restored_leader_that_lacks_records_do_not_cut_theirs(diverged: Restored) -> None:
+    ends = {number: replica(each, diverged.topic).end_offset for number, each in diverged.brokers.items()}
     assert ends == {0: 1, 1: 2, 2: 2}, "the records are still there"
-    restored.correct(leader=-1, leader_epoch=5, isr=[1], eligible=[])
-    waited_for(lambda: replica(restored.brokers[1], restored.topic).role.leads)
-    waited_for(restored.is_whole)
+    diverged.correct(leader=-1, leader_epoch=5, isr=[1], eligible=[])
+    waited_for(lambda: replica(diverged.brokers[1], diverged.topic).role.leads)
+    waited_for(diverged.is_whole)
 
 
 @pytest.mark.timeout(60)
-def test_a_copy_that_diverged_is_cut_once_the_topic_allows_it(
-    start_broker: StartBroker, session: ZooKeeperSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    restored = Restored(start_broker, session, first_is_behind=True)
-    waited_for(lambda: caplog.text.count("replica_diverged") == 2)
+def test_a_copy_that_diverged_is_cut_once_the_topic_allows_it(diverged: Restored) -> None:
     settings = {"unclean.leader.election.enable": "true"}
-    restored.brokers[0].stub.AlterTopic(pb.AlterTopicRequest(name="t", set=settings), timeout=30)
-    waited_for(lambda: all(replica(each, restored.topic).end_offset == 1 for each in restored.brokers.values()))
+    diverged.brokers[0].stub.AlterTopic(pb.AlterTopicRequest(name="t", set=settings), timeout=30)
+    waited_for(lambda: all(replica(each, diverged.topic).end_offset == 1 for each in diverged.brokers.values()))
