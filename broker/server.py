@@ -172,7 +172,7 @@ class Broker:
             lock=directory.lock_id,
             where=f"{socket.gethostname()}:{directory.path}",
         )
-        metadata = Metadata(session)
+        metadata = Metadata(session, self._clock, settings.zookeeper_session_timeout_ms / 1000)
         health = directory.services.health
         registration = self.registration = Registration(record, metadata, health, settings, self._clock)
         registration.check_id()

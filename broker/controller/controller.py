@@ -47,7 +47,7 @@ class Controller:
         self._session = metadata.session
         self._registration = registration
         self._interval = settings.leader_rebalance_interval_ms / 1000
-        self._behind_seconds = settings.zookeeper_session_timeout_ms / 1000
+        self._session_timeout = settings.zookeeper_session_timeout_ms / 1000
         self._clock = clock
         self._changed = metadata.changed  # guards the next three
         self._is_due = True  # /controller is to be read
@@ -95,20 +95,15 @@ class Controller:
             self._is_due = True
             self._changed.notify_all()
 
-    @property
-    def _is_followed(self) -> bool:
-        """Whether the views follow ZooKeeper."""
-        return self._metadata.is_followed(self._clock.monotonic() - self._behind_seconds)
-
     def _has_news(self) -> bool:
-        if self._term is None and not self._is_followed:
+        if self._term is None and not self._metadata.is_followed:
             return self._is_elected and self._session.connected
         if self._term is None:
             return self._is_due and self._metadata.is_current and (self._is_elected or self._registration.epoch > 0)
         return (
             self._is_due
             or self._in_doubt
-            or not self._is_followed
+            or not self._metadata.is_followed
             or self._registration.epoch != self._term.broker_epoch
             or self._metadata.topics is not self._seen[0]
             or self._metadata.brokers is not self._seen[1]
@@ -120,7 +115,7 @@ class Controller:
         if not self._is_elected:
             return None
         next_move = min(self._movable.values(), default=float("inf")) - self._clock.monotonic()
-        return min(max(0.0, next_move), self._behind_seconds / _LOOKS_IN_SESSION_TIMEOUT)
+        return min(max(0.0, next_move), self._session_timeout / _LOOKS_IN_SESSION_TIMEOUT)
 
     def _run(self) -> None:
         while True:
@@ -149,7 +144,7 @@ class Controller:
             in_doubt, self._in_doubt = self._in_doubt, False
             if in_doubt:
                 self._end_term("its session was in doubt")
-            is_followed = self._is_followed
+            is_followed = self._metadata.is_followed
             if is_followed and not self._metadata.is_current:
                 return
             is_due, self._is_due = self._is_due, False

@@ -109,7 +109,6 @@ class Host:
         self.settings = settings
         self.clock = clock
         self._directory = directory
-        self._behind_seconds = settings.zookeeper_session_timeout_ms / 1000
         self._health = directory.services.health
         self._session = metadata.session
         self._undone = undone
@@ -660,16 +659,12 @@ class Host:
             topic.name, topic.topic_id, number, opened, self._directory, settings, self.broker_id, self.clock
         )
         opened_partition.role.on_joinable = lambda: self.on_joinable()
-        opened_partition.role.is_certain = self._is_certain
+        opened_partition.role.is_certain = self.metadata.is_certain
         opened.reader.on_damage = lambda offset: self.on_damage(opened_partition, offset)
         opened_partition.following.may_have_lost = self._directory.may_have_lost and len(topic.replicas_of(number)) > 1
         if opened_partition.following.may_have_lost and not may_lack:
             opened_partition.following.cut_unsynced_damage()  # it was not synced, so it was not acknowledged
         return opened_partition
-
-    def _is_certain(self) -> bool:
-        """Whether the roles are those of this moment."""
-        return self.metadata.is_certain() and self.metadata.is_followed(self.clock.monotonic() - self._behind_seconds)
 
     def close_deleted(self) -> None:
         """Close the partitions that belong to no topic any more."""

@@ -6,10 +6,12 @@ Views are replaced, never changed, and read without a lock. While ZooKeeper is u
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 
 from broker.config import TopicSettings
+from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import UnknownTopic, UnknownTopicId
 from kafkalog.events import get_logger
 from kafkalog.versions import FIRST
@@ -35,8 +37,18 @@ class Metadata:
         stopping: nothing will be read any more.
     """
 
-    def __init__(self, session: ZooKeeperSession) -> None:
+    def __init__(
+        self, session: ZooKeeperSession, clock: Clock = SYSTEM_CLOCK, behind_seconds: float = math.inf
+    ) -> None:
+        """
+        Args:
+            clock: of `behind_since`.
+            behind_seconds: for how long the watching thread may read and act on what had changed before its views count
+                as those of another time.
+        """
         self.session = session
+        self._clock = clock
+        self._behind_seconds = behind_seconds
         self.changed = threading.Condition()
         self.dirty: set[str] = set()
         self.format_level = FIRST
@@ -91,15 +103,16 @@ class Metadata:
         return state.leader if state is not None else -1
 
     def is_certain(self) -> bool:
-        """Whether the views are those of this moment, but for what ZooKeeper is just reporting. False while another
-        broker may have been elected without this one's knowledge."""
-        return self.is_current and not self.stopping and self.session.is_kept
+        """Whether the views, and the roles of partitions, are those of this moment, but for what ZooKeeper is just
+        reporting. False while another broker may have been elected without this one's knowledge."""
+        return self.is_current and not self.stopping and self.session.is_kept and self.is_followed
 
-    def is_followed(self, until: float) -> bool:
-        """Whether all that had changed before a time was read and acted on. A disk that hangs keeps the watching thread
+    @property
+    def is_followed(self) -> bool:
+        """Whether all that had changed a while ago was read and acted on. A disk that hangs keeps the watching thread
         from it, but not the session from being kept."""
         behind_since = self.behind_since
-        return behind_since is None or behind_since > until
+        return behind_since is None or behind_since > self._clock.monotonic() - self._behind_seconds
 
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Wait until `reached` is true, checked after each change; returns False if the time ran out or the broker

@@ -195,7 +195,7 @@ class Machine:
         record = BrokerRecord(
             self.number, self.name, 1, 2, directory=directory.directory_id, lock=directory.lock_id, where=self.name
         )
-        metadata = Metadata(session)
+        metadata = Metadata(session, clock, settings.zookeeper_session_timeout_ms / 1000)
         registration = Registration(record, metadata, directory.services.health, settings, clock)
         registration.check_id()
         directory.claim(cluster_id, self.number)

@@ -59,8 +59,8 @@ class Side:
         self.session = session
         self.broker_id = broker_id
         self.clock = clock
-        self.metadata = Metadata(session)
         settings = BrokerSettings.parse({"leader.rebalance.interval.ms": 300_000})
+        self.metadata = Metadata(session, clock, settings.zookeeper_session_timeout_ms / 1000)
         health = DirectoryHealth(Path("/data"), clock)
         self.registration = Registration(record(broker_id), self.metadata, health, settings, clock)
         host: Any = _NoLogs(broker_id)

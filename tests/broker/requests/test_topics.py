@@ -52,6 +52,22 @@ def test_the_cluster_is_described_with_each_broker_and_where_zookeeper_is(
         assert asked.stub.DescribeTopics(pb.DescribeTopicsRequest(), timeout=30).cluster_id == found.cluster_id
 
 
+def test_a_broker_that_lags_behind_zookeeper_tells_that_it_is_uncertain(broker: RunningBroker) -> None:
+    """Its disk may hang while its session is kept: it knows of no topic that was created since."""
+    metadata = broker.broker.host.metadata
+
+    def uncertain() -> list[bool]:
+        described = broker.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=30)
+        topics_described = broker.stub.DescribeTopics(pb.DescribeTopicsRequest(), timeout=30)
+        return [described.is_uncertain, topics_described.is_uncertain]
+
+    assert uncertain() == [False, False]
+    metadata.behind_since = time.monotonic()
+    assert uncertain() == [False, False]
+    metadata.behind_since = time.monotonic() - 2 * broker.broker.settings.zookeeper_session_timeout_ms / 1000
+    assert uncertain() == [True, True]
+
+
 def test_new_partitions_begin_where_the_fewest_are(start_broker: StartBroker) -> None:
     one = start_broker(0, num_partitions=3)
     one.new_topic("a", partitions=4)
