@@ -59,13 +59,13 @@ class Expiry:
         for partition in partitions:
             if self._is_stopping():
                 return
-            for staged in partition.staged():
+            for staged in partition.staged.all():
                 if staged.prepared is None:
                     renewed[staged.write] = max(renewed.get(staged.write, staged.renewed), staged.renewed)
         writes = {write for write, last in renewed.items() if last < before}
         for partition in partitions:
             try:
-                expired = partition.expire(writes, before)
+                expired = partition.staged.expire(writes, before)
             except NotLeader:
                 continue
             except KafkalogError as error:
@@ -97,6 +97,6 @@ class Expiry:
             if self._is_stopping():
                 return
             try:
-                partition.forget_silent_transactions()
+                partition.staged.forget_silent()
             except KafkalogError:
                 continue  # closed meanwhile, or its directory is out of service

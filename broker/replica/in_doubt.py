@@ -138,7 +138,7 @@ class InDoubtRecovery:
         not_closed: dict[str, str] = {}
         applied: dict[str, set[tuple[bytes, int]]] = {}
         for partition in list(self._host.hosted.values()):
-            for staged in partition.staged() if partition.role.leads else ():
+            for staged in partition.staged.all() if partition.role.leads else ():
                 if self._stopping:
                     return
                 if staged.prepared is not None and now - staged.renewed >= least_age:
@@ -197,16 +197,16 @@ class InDoubtRecovery:
                 del known[name]
         if what is Resolution.APPLY:
             batch = name, prepared.producer_id, prepared.batch_id, prepared.commit_uuid
-            applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.apply, *batch))
-            partition.finish_apply(applied)
-            ack = partition.ack_of_apply(applied)
+            applied: Applied = self._done(partition, prepared.commit_uuid, partial(partition.staged.apply, *batch))
+            partition.staged.finish_apply(applied)
+            ack = partition.staged.ack_of_apply(applied)
             if ack is not None and not ack.is_kept():
                 return False  # the next round asks again
             if not applied.batches:
                 return True
         else:
             key = "drop", prepared.commit_uuid, version
-            if not self._done(partition, key, partial(partition.drop, prepared.commit_uuid, version)):
+            if not self._done(partition, key, partial(partition.staged.drop, prepared.commit_uuid, version)):
                 return False
         log.info(
             "transaction_resolved",

@@ -1,25 +1,23 @@
 """One replica of a partition on this broker: its log and the parts staged beside it, its role (`role.py`), what it does
-while it follows (`following.py`), and up to where readers may read (`readable_end.py`). Here is what a leader does for
-clients: appends, reads, staged writes, acks. Knows no sockets, no ZooKeeper.
+while it follows (`following.py`) and for staged writes while it leads (`staged_writes.py`), and up to where readers may
+read (`readable_end.py`). Here are the appends, reads and acks of a leader. Knows no sockets, no ZooKeeper.
 
 Thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from broker.config import TopicSettings
-from broker.replica.applier import Applied, Applier
+from broker.replica.ack import Ack
+from broker.replica.applier import Applier
 from broker.replica.following import Following
 from broker.replica.readable_end import ReadableEnd
 from broker.replica.role import Role
+from broker.replica.staged_writes import StagedWrites
 from broker.replica.waiters import Waiters
-from broker.staging.format import PreparedSet
-from broker.staging.part import Write
-from broker.staging.staging import Staged, StagedCopy, Staging
+from broker.staging.staging import Staging
 from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import reach
@@ -41,34 +39,6 @@ from kafkalog.format.batch import Batch
 log = get_logger(__name__)
 
 
-class Ack(NamedTuple):
-    """What the ack of a write waits for. It belongs to a place and to a leader epoch: no later epoch's watermark keeps
-    its promise.
-
-    Attributes:
-        epoch: in which the write was made.
-        end_offset: where it ends in the log.
-        staged_end: where it ends in what is staged; -1: nothing was.
-        needs_flush: the log must be durable up to the offset.
-        needs_replicas: the watermarks must reach these places.
-    """
-
-    partition: Partition
-    epoch: int
-    end_offset: int
-    staged_end: int
-    needs_flush: bool
-    needs_replicas: bool
-
-    def is_kept(self) -> bool:
-        """Whether the promise is kept.
-
-        Raises:
-            StorageFailed, NotLeader, NotEnoughReplicasAfterAppend: it is not known whether it will be.
-        """
-        return self.partition.keeps(self)
-
-
 class Partition:
     """A replica that this broker holds. It serves nothing until its role leads or follows.
 
@@ -82,6 +52,7 @@ class Partition:
     Attributes:
         role: whether it leads, in which epoch, with which followers.
         following: what it does to its log for a leader.
+        staged: what it keeps beside its log as a leader.
         waiters: who waits for an append, a flush, the high watermark or the close.
         replica_waiters: which followers wait for an append or a change of the role.
 
@@ -126,6 +97,9 @@ class Partition:
         )
         self._readable_end = ReadableEnd(self._reader, self._applier, self.role, settings)
         self.following = Following(self.label, log, self._staging, self._applier, self.role, self._readable_end)
+        self.staged = StagedWrites(
+            log, self._staging, self._applier, self.role, self.waiters, self.replica_waiters, self._ack_of_replicas
+        )
         log.on_flushed = self._flushed
 
     # --- what requests do ----------------------------------------------------------------------------------------
@@ -299,168 +273,13 @@ class Partition:
         """A follower says that what it got from an offset on is damaged."""
         self._reader.on_damage(offset)
 
-    def staged_news(
-        self, staged: Sequence[StagedCopy], max_bytes: int
-    ) -> tuple[list[StagedCopy] | None, list[FileSlice]]:
-        """The files of what is staged here, if a follower with these copies has to remove or cut some, else None; and
-        the next pieces that it lacks, as they stand in the files."""
-        with self.role.hosted():
-            lacking = self._staging.lacking(staged, max_bytes)
-            pieces = (self._staging.slice(each) for each in lacking.pieces)
-            return lacking.files, [piece for piece in pieces if piece is not None]
-
-    def staged_copies(self) -> list[StagedCopy]:
-        """The files of what is staged here."""
-        return self._staging.copies()
-
-    # --- staged writes -------------------------------------------------------------------------------------------
-
-    def stage(self, uuid: bytes, batches: Sequence[Batch]) -> tuple[int, int, Ack | None]:
-        """Keep checked batches of a part beside the log. Returns how many batches the part has, how many bytes, and
-        what the ack waits for. See Staging.stage; raises NotLeader, NotEnoughReplicas too."""
-        with self._staging_as_leader(needs_replicas=True) as epoch:
-            return *self._staging.stage(uuid, batches), self._staged_ack(epoch)
-
-    def prepare(self, prepared: PreparedSet) -> Ack | None:
-        """Record parts as a set; it is durable after `keep_prepared`, and on the replicas when the ack is kept. See
-        Applier.prepare."""
-        with self._staging_as_leader(needs_replicas=True) as epoch:
-            self._applier.prepare(prepared)
-            self._staging.request_sync()
-            return self._staged_ack(epoch)
-
-    def keep_prepared(self, commit_uuid: bytes) -> None:
-        """Make a recorded set durable, and check that it is as it was staged. Raises as Staging.check."""
-        with self.role.hosted():
-            self._staging.check(commit_uuid)  # while a thread of the directory does the requested sync
-            self._staging.sync()
-
-    def apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied:
-        """Append the missing record batches of a decided batch; durable after `finish_apply`. See Applier.apply.
-
-        The flush that shows the batch wakes waiting readers; they are also woken here, in case that flush is over.
-        """
-        with self._applying() as epoch:
-            return self._applier.apply(transactional_id, producer_id, batch_id, commit_uuid, epoch)
-
-    def try_apply(self, transactional_id: str, producer_id: int, batch_id: int, commit_uuid: bytes) -> Applied | None:
-        """`apply`, or None while another apply or drop is under way."""
-        with self._applying() as epoch:
-            return self._applier.try_apply(transactional_id, producer_id, batch_id, commit_uuid, epoch)
-
-    @contextmanager
-    def _applying(self) -> Iterator[int]:
-        """Yields the leader epoch."""
-        try:
-            with self._staging_as_leader() as epoch:
-                yield epoch
-        finally:
-            self.role.advance()
-            self.waiters.wake()
-
-    @contextmanager
-    def _staging_as_leader(self, needs_replicas: bool = False) -> Iterator[int]:
-        """Yields the leader epoch. Followers copy what the `with` block stages or appends.
-
-        Raises:
-            NotLeader: this broker does not lead.
-            NotEnoughReplicas: what is staged could not be acknowledged.
-        """
-        leadership = self.role.leadership
-        if leadership is None:
-            raise self.role.not_here()
-        if needs_replicas:
-            self.role.check_enough(leadership)
-        with self.role.hosted():
-            try:
-                yield leadership.epoch
-            finally:
-                self.replica_waiters.wake()
-
-    @property
-    def unsynced_staged_bytes(self) -> int:
-        """About how many bytes a prepare has to sync here."""
-        return self._staging.unsynced_bytes
-
-    def prepared_bytes(self, commit_uuid: bytes) -> int:
-        """The size of a prepared set, 0 if there is none."""
-        return self._staging.prepared_bytes(commit_uuid)
-
-    @property
-    def staged_work(self) -> int:
-        """Bytes that were checked and synced for prepares, or checked, appended and synced for applies, since the
-        start. Callers that wait see progress by it. Repeated work does not count."""
-        return self._applier.applied_bytes + self._staging.checked_bytes + self._staging.synced_bytes
-
-    def finish_apply(self, applied: Applied) -> None:
-        """Wait until an applied batch is durable here; readers see it from then on, once the in-sync set has it."""
-        with self.role.hosted():
-            self._applier.finish(applied)
-        self.role.advance()
-
-    def ack_of_apply(self, applied: Applied) -> Ack | None:
-        """What the ack of an applied batch waits for besides `finish_apply`; None: for nothing."""
-        if self.role.is_single:
-            return None
-        staged_end = self._staging.staged_end
-        return Ack(self, applied.epoch, applied.sync_to, staged_end, needs_flush=False, needs_replicas=True)
-
-    def is_flushed_to(self, end_offset: int) -> bool:
-        """Whether the log is durable up to an offset. Raises StorageFailed, NotLeader."""
-        return self.keeps(Ack(self, self.role.epoch, end_offset, -1, needs_flush=True, needs_replicas=False))
-
-    def drop(self, commit_uuid: bytes, below_version: int, wait: bool = True) -> bool:
-        """Forget a prepared set; see Applier.drop."""
-        with self._staging_as_leader():
-            dropped = self._applier.drop(commit_uuid, below_version, wait)
-        self.waiters.wake()
-        return dropped
-
-    def forget_staged(self, transactional_id: str, batch_id: int, stays: bool) -> None:
-        """Forget a transaction's staged data up to a batch that is done. `stays` as in `Applier.forget`."""
-        with self._staging_as_leader():
-            self._applier.forget(transactional_id, batch_id, stays)
-
-    def abort_parts(self, uuids: Iterable[bytes]) -> None:
-        """Forget parts that are not prepared."""
-        with self._staging_as_leader():
-            self._staging.abort(uuids)
-
-    def renew(self, write: Write) -> None:
-        """Keep the parts of a write, because one of its tasks still runs."""
-        with self.role.hosted():
-            self._staging.renew(write)
-
-    def expire(self, writes: Collection[Write], before: float) -> int:
-        """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many. A follower
-        forgets what its leader has forgotten."""
-        if not self.role.leads:
-            return 0
-        with self._staging_as_leader():
-            return self._staging.expire(writes, before)
-
-    def forget_silent_transactions(self) -> None:
-        """Forget the apply progress of transactions that ended long ago."""
-        if self.log.knows_transactions and self.role.leads:
-            with self._staging_as_leader():
-                self._applier.forget_silent()
-
-    @property
-    def staged_size_bytes(self) -> int:
-        """Bytes of the files of staged data."""
-        return self._staging.size_bytes
-
-    def staged(self) -> list[Staged]:
-        """The staged parts and sets."""
-        return self._staging.staged()
+    # --- acks ----------------------------------------------------------------------------------------------------
 
     def _flushed(self) -> None:
         self._applier.flushed()
         if not self.role.is_single and self.log.needs_flush_for_ack:
             self.role.advance()
         self.waiters.wake()
-
-    # --- acks ----------------------------------------------------------------------------------------------------
 
     def ack_of(self, end_offset: int, epoch: int, needs_replicas: bool) -> Ack | None:
         """What the ack of an append up to an offset waits for; None: for nothing.
@@ -474,11 +293,14 @@ class Partition:
             return None
         return Ack(self, epoch, end_offset, -1, needs_flush, needs_replicas)
 
-    def _staged_ack(self, epoch: int) -> Ack | None:
-        """What the ack of all that is staged by now waits for; None: for nothing."""
+    def _ack_of_replicas(self, epoch: int, end_offset: int, staged_end: int) -> Ack | None:
         if self.role.is_single:
             return None
-        return Ack(self, epoch, 0, self._staging.staged_end, needs_flush=False, needs_replicas=True)
+        return Ack(self, epoch, end_offset, staged_end, needs_flush=False, needs_replicas=True)
+
+    def is_flushed_to(self, end_offset: int) -> bool:
+        """Whether the log is durable up to an offset. Raises StorageFailed, NotLeader."""
+        return self.keeps(Ack(self, self.role.epoch, end_offset, -1, needs_flush=True, needs_replicas=False))
 
     def keeps(self, ack: Ack) -> bool:
         """See `Ack.is_kept`."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from broker.replica.ack import Ack
 from broker.replica.host import Host
-from broker.replica.partition import Ack, Partition
+from broker.replica.partition import Partition
 from broker.requests.bodies import BodyCheck
 from broker.storage.log import Appended
 from kafkalog.errors import (

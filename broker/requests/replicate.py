@@ -224,7 +224,7 @@ class ReplicaSession:
                 piece.close()
                 self._dirty[key] = None
                 return 0
-            files, lacking = replica.staged_news(position.staged, most - piece.length)
+            files, lacking = replica.staged.news(position.staged, most - piece.length)
             if not piece.length and not lacking and files is None:
                 piece.close()
                 if replica.start_offset > position.start_offset >= 0:  # records were deleted

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from broker.replica.ack import Ack
 from broker.replica.applier import Applied
 from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
-from broker.replica.partition import Ack, Partition
+from broker.replica.partition import Partition
 from broker.requests.append import checked
 from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
@@ -73,7 +74,7 @@ class StageCall:
         in-sync set have them."""
         for staged, partition, uuid, batches in self._checked:
             with _errors_in(staged):
-                staged.batches, staged.length, ack = partition.stage(uuid, batches)
+                staged.batches, staged.length, ack = partition.staged.stage(uuid, batches)
                 if ack is not None:
                     self._waits_for.append((staged, ack))
         self._checked.clear()
@@ -112,7 +113,7 @@ def renew(request: pb.RenewRequest, host: Host) -> pb.RenewReply:
     write = request.family, request.batch_id
     for partition in list(host.hosted.values()):
         try:
-            partition.renew(write)
+            partition.staged.renew(write)
         except KafkalogError as error:
             log.info("staged_hint_ignored", partition=partition.label, reason=str(error))
     return pb.RenewReply(renew_within_ms=_renew_within_ms(host))
@@ -143,18 +144,18 @@ def prepare(request: pb.PrepareRequest, host: Host, jobs: StagedJobs, seconds: f
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = host.leader_of(wanted.topic_id, wanted.partition)
-            ack = partition.prepare(_set_of(request, wanted))
-            left -= max(partition.unsynced_staged_bytes, partition.prepared_bytes(request.commit_uuid))
+            ack = partition.staged.prepare(_set_of(request, wanted))
+            left -= max(partition.staged.unsynced_bytes, partition.staged.prepared_bytes(request.commit_uuid))
             if left >= 0 and not jobs.syncs.is_busy(partition):
                 at_once.append((answer, partition, ack))
                 continue
             key = request.commit_uuid, request.version
-            job = jobs.syncs.ask(partition, key, partial(partition.keep_prepared, request.commit_uuid))
+            job = jobs.syncs.ask(partition, key, partial(partition.staged.keep_prepared, request.commit_uuid))
             prepared.append((answer, partition, ack, job))
     deadline = _turn_end(host, seconds)
     for answer, partition, ack in at_once:
         with _errors_in(answer):
-            partition.keep_prepared(request.commit_uuid)
+            partition.staged.keep_prepared(request.commit_uuid)
             answer.unfinished = not _is_acked(ack, deadline, host)
         _say_progress(answer, partition)
     for answer, partition, ack, job in prepared:
@@ -186,7 +187,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
     at_once: list[tuple[pb.AppliedPartition, Partition, Applied]] = []
 
     def ask(answer: pb.AppliedPartition, partition: Partition) -> None:
-        job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.apply, *batch))
+        job = jobs.applies.ask(partition, request.commit_uuid, partial(partition.staged.apply, *batch))
         applying.append((answer, partition, job))
 
     left = _AT_ONCE_BYTES
@@ -194,7 +195,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
         answer = reply.partitions.add()
         with _errors_in(answer):
             partition = host.leader_of(wanted.topic_id, wanted.partition)
-            left -= partition.prepared_bytes(request.commit_uuid)
+            left -= partition.staged.prepared_bytes(request.commit_uuid)
             if left >= 0:
                 small.append((answer, partition))
             else:
@@ -202,7 +203,7 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
     deadline = _turn_end(host, seconds)
     for answer, partition in small:
         with _errors_in(answer):
-            applied = partition.try_apply(*batch)
+            applied = partition.staged.try_apply(*batch)
             if applied is None:  # a job is at work there
                 ask(answer, partition)
             else:
@@ -210,9 +211,9 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
         _say_progress(answer, partition)
     for answer, partition, applied in at_once:
         with _errors_in(answer):
-            partition.finish_apply(applied)
+            partition.staged.finish_apply(applied)
             answer.end_offset = applied.end_offset
-            answer.unfinished = not _is_acked(partition.ack_of_apply(applied), deadline, host)
+            answer.unfinished = not _is_acked(partition.staged.ack_of_apply(applied), deadline, host)
         _say_progress(answer, partition)
     for answer, partition, job in applying:
         with _errors_in(answer):
@@ -222,9 +223,9 @@ def apply(request: pb.ApplyRequest, host: Host, jobs: StagedJobs, seconds: float
             ):
                 answer.unfinished = True
             else:
-                partition.finish_apply(done)
+                partition.staged.finish_apply(done)
                 answer.end_offset = done.end_offset
-                answer.unfinished = not _is_acked(partition.ack_of_apply(done), deadline, host)
+                answer.unfinished = not _is_acked(partition.staged.ack_of_apply(done), deadline, host)
         _say_progress_of(job, answer, partition, host)
     return reply
 
@@ -241,7 +242,7 @@ def _turn_end(host: Host, seconds: float) -> float:
 def _say_progress(answer: Any, partition: Partition) -> None:
     """Set the progress in an answer that is unfinished or failed: the partition's."""
     if answer.unfinished or answer.HasField("error"):
-        answer.progress = partition.staged_work
+        answer.progress = partition.staged.work
 
 
 def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) -> None:
@@ -251,7 +252,7 @@ def _say_progress_of(job: Job, answer: Any, partition: Partition, host: Host) ->
         _say_progress(answer, partition)
     elif answer.unfinished:
         answer.queued = True
-        answer.progress = sum(each.staged_work for each in list(host.hosted.values()))
+        answer.progress = sum(each.staged.work for each in list(host.hosted.values()))
 
 
 def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
@@ -262,10 +263,10 @@ def forget(request: pb.ForgetStagedRequest, host: Host) -> pb.ForgetStagedReply:
         _for_each(
             request.partitions,
             host,
-            lambda partition, _: partition.drop(request.commit_uuid, request.below_version, wait=False),
+            lambda partition, _: partition.staged.drop(request.commit_uuid, request.below_version, wait=False),
         )
         return pb.ForgetStagedReply()
-    _for_each(request.partitions, host, lambda partition, _: partition.forget_staged(*_finished(request)))
+    _for_each(request.partitions, host, lambda partition, _: partition.staged.forget(*_finished(request)))
     return pb.ForgetStagedReply()
 
 
@@ -275,7 +276,7 @@ def _finished(request: pb.ForgetStagedRequest) -> tuple[str, int, bool]:
 
 def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
     """Forget parts that are not prepared. Parts for which this fails expire later."""
-    _for_each(request.partitions, host, lambda partition, wanted: partition.abort_parts(wanted.uuids))
+    _for_each(request.partitions, host, lambda partition, wanted: partition.staged.abort(wanted.uuids))
     return pb.AbortStagedReply()
 
 
@@ -284,7 +285,7 @@ def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply
     wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
     reply = pb.ListStagedReply()
     for partition in host.hosted.values():
-        for staged in partition.staged():
+        for staged in partition.staged.all():
             if wanted is not None and staged.producer_id != wanted:
                 continue
             added = reply.sets.add(
@@ -307,7 +308,7 @@ def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply
 
 def staged_bytes(host: Host) -> int:
     """The size of the files of staged data on this broker's disk."""
-    return sum(partition.staged_size_bytes for partition in host.hosted.values())
+    return sum(partition.staged.size_bytes for partition in host.hosted.values())
 
 
 def _check_transaction(request: pb.PrepareRequest | pb.ApplyRequest) -> None:

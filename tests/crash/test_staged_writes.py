@@ -191,13 +191,13 @@ class Staged(Done):
         left = [(each.uuid(part), each.batches(part)) for each in sets for part, _ in each.parts]
         while left:
             for uuid, batches in left:
-                self._try(functools.partial(self.partition.stage, uuid, [batches.pop(0)]))
+                self._try(functools.partial(self.partition.staged.stage, uuid, [batches.pop(0)]))
             left = [(uuid, batches) for uuid, batches in left if batches]
 
     def _prepare(self, which: Set) -> None:
         def prepare() -> None:
-            self.partition.prepare(which.prepared())
-            self.partition.keep_prepared(which.commit_uuid)
+            self.partition.staged.prepare(which.prepared())
+            self.partition.staged.keep_prepared(which.commit_uuid)
 
         self._try(prepare)
         self.prepared.add(which)
@@ -211,7 +211,7 @@ class Staged(Done):
 
     def _drop(self, which: Set) -> None:
         self.dropped.add(which)
-        self._try(functools.partial(self.partition.drop, which.commit_uuid, 5))
+        self._try(functools.partial(self.partition.staged.drop, which.commit_uuid, 5))
 
     def _plain(self) -> None:
         value = b"%020d" % len(self.plain)
@@ -226,8 +226,10 @@ class Staged(Done):
 
 
 def apply(partition: Partition, which: Set) -> None:
-    applied = partition.apply(which.prepared().transactional_id, which.producer, which.batch_id, which.commit_uuid)
-    partition.finish_apply(applied)
+    applied = partition.staged.apply(
+        which.prepared().transactional_id, which.producer, which.batch_id, which.commit_uuid
+    )
+    partition.staged.finish_apply(applied)
 
 
 def apply_late(partition: Partition, which: Set, done: Done) -> None:
@@ -275,8 +277,8 @@ def check(disk: MemoryDisk, done: Done, *, power_cut: bool) -> None:
             assert found == each.values, f"{each} was applied"
     kept = done.plain[: done.synced_plain] if power_cut else done.plain[:-1]
     for each in sorted(done.prepared - done.decided - done.dropped, key=lambda each: each.commit_uuid):
-        assert partition.staged(), each
-        assert each.prepared() in [staged.prepared for staged in partition.staged()], f"{each} was prepared"
+        assert partition.staged.all(), each
+        assert each.prepared() in [staged.prepared for staged in partition.staged.all()], f"{each} was prepared"
     for each in sorted(done.decided, key=lambda each: each.commit_uuid):
         apply_late(partition, each, done)
         apply_late(partition, each, done)
@@ -383,7 +385,7 @@ def test_readers_end_goes_back_at_no_crash_between_two_attempts_that_begin_alike
         work._prepare(other)
     work._drop(decided)
     work._plain()
-    partition.expire((), 1 << 40)
+    partition.staged.expire((), 1 << 40)
     partition.log.flush()
     work._drop(other)
     directory.close(clean=False)
@@ -457,13 +459,13 @@ def done_and_forgotten(work: Staged, also_staged: Set | None = None) -> LogDirec
     work._stage(FIRST)
     work._prepare(FIRST)
     work._apply(FIRST)
-    work.partition.forget_staged(TRANSACTION, FIRST.batch_id, stays=False)
+    work.partition.staged.forget(TRANSACTION, FIRST.batch_id, stays=False)
     clock.advance(PROGRESS_KEPT_US // 1_000_000 + 1)
     return directory
 
 
 def forget(work: Staged, directory: LogDirectory) -> None:
-    work.partition.forget_silent_transactions()
+    work.partition.staged.forget_silent()
     work._plain()
     work.partition.log.checkpoint()
     directory.close(clean=False)
@@ -484,14 +486,14 @@ def test_a_set_that_is_prepared_again_after_a_kill_outlives_a_power_cut() -> Non
     disk = MemoryDisk()
     partition = open_partition(open_directory(disk))
     for part, _ in FIRST.parts:
-        partition.stage(FIRST.uuid(part), FIRST.batches(part))
-    partition.prepare(FIRST.prepared())
+        partition.staged.stage(FIRST.uuid(part), FIRST.batches(part))
+    partition.staged.prepare(FIRST.prepared())
     disk = disk.after_kill()  # before anything of it was synced, the names of its files included
     partition = open_partition(open_directory(disk), leader_epoch=1)
-    partition.prepare(FIRST.prepared())
-    partition.keep_prepared(FIRST.commit_uuid)
+    partition.staged.prepare(FIRST.prepared())
+    partition.staged.keep_prepared(FIRST.commit_uuid)
     partition = open_partition(open_directory(disk.after_power_cut(random.Random(0), 0.0)), leader_epoch=2)
-    assert [staged.prepared for staged in partition.staged()] == [FIRST.prepared()]
+    assert [staged.prepared for staged in partition.staged.all()] == [FIRST.prepared()]
 
 
 @pytest.mark.parametrize("also_staged", [None, FOREIGN])
@@ -522,7 +524,7 @@ def test_the_progress_of_an_apply_stays_while_there_is_no_room_to_say_that_its_s
 
     work.disk.before = no_room
     directory = done_and_forgotten(work, also_staged=FOREIGN)
-    work.partition.forget_silent_transactions()
+    work.partition.staged.forget_silent()
     assert work.partition.log.apply_progress(PRODUCER) is not None
     full = False
     forget(work, directory)
@@ -535,7 +537,7 @@ def copy_staged(leader: Partition, follower: Partition, epoch: int) -> None:
     """As a follower does, until it has all; then what it says is durable."""
     follower.role.follow(1, epoch)
     for _ in range(10):
-        files, pieces = leader.staged_news(follower.following.position().staged, 1 << 20)
+        files, pieces = leader.staged.news(follower.following.position().staged, 1 << 20)
         if files is None and not pieces:
             return
         if files is not None:
@@ -555,24 +557,24 @@ def replicas(count: int) -> tuple[list[MemoryDisk], list[Partition]]:
 
 
 def prepare(partition: Partition, which: Set, version: int = 0) -> None:
-    partition.prepare(which.prepared(version))
-    partition.keep_prepared(which.commit_uuid)
+    partition.staged.prepare(which.prepared(version))
+    partition.staged.keep_prepared(which.commit_uuid)
 
 
 def stage(partition: Partition, which: Set) -> None:
     for part, _ in which.parts:
-        partition.stage(which.uuid(part), which.batches(part))
+        partition.staged.stage(which.uuid(part), which.batches(part))
 
 
 def known(partition: Partition) -> list[tuple[PreparedSet | None, str | None]]:
-    return [(each.prepared, each.lost) for each in partition.staged()]
+    return [(each.prepared, each.lost) for each in partition.staged.all()]
 
 
 def test_a_follower_copies_a_staged_file_again_that_a_power_cut_made_unreadable() -> None:
     """Its name was in the way, and took the whole directory out of service."""
     leader = open_partition(open_directory(MemoryDisk()))
-    leader.stage(bytes(16), [make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(0, 0))])
-    [copy] = leader.staged_copies()
+    leader.staged.stage(bytes(16), [make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(0, 0))])
+    [copy] = leader.staged.copies()
 
     def follow(disk: MemoryDisk) -> Partition:
         replica = open_partition(open_directory(disk))
@@ -586,8 +588,8 @@ def test_a_follower_copies_a_staged_file_again_that_a_power_cut_made_unreadable(
     [name] = [name for name in damaged.names(folder) if name.endswith(".staged")]
     damaged.bytes_of(folder / name)[:16] = bytes(16)
     again = follow(damaged)
-    assert again.staged_copies() == [copy]
-    assert [(each.producer_id, each.batch_id) for each in again.staged()] == [(PRODUCER, 0)]
+    assert again.staged.copies() == [copy]
+    assert [(each.producer_id, each.batch_id) for each in again.staged.all()] == [(PRODUCER, 0)]
 
 
 def test_a_part_whose_end_the_next_leader_does_not_have_goes_on_after_what_it_has() -> None:
@@ -597,18 +599,18 @@ def test_a_part_whose_end_the_next_leader_does_not_have_goes_on_after_what_it_ha
     _, (one, two, three) = replicas(3)
     uuid = bytes(16)
     lead_in(one, 3)
-    one.stage(uuid, [parts[0]])
+    one.staged.stage(uuid, [parts[0]])
     copy_staged(one, two, 3)
     lead_in(one, 5)
-    one.stage(uuid, [parts[1]])
+    one.staged.stage(uuid, [parts[1]])
     copy_staged(one, three, 5)
     lead_in(two, 6)
-    assert two.stage(uuid, parts[1:])[0] == 3
+    assert two.staged.stage(uuid, parts[1:])[0] == 3
     copy_staged(two, three, 6)
     lead_in(three, 7)
     spec = PartSpec(uuid, 0, 3, sum(len(data) for _, data in parts))
-    three.prepare(PreparedSet(TRANSACTION, PRODUCER, 0, b"c" * 16, -1, (spec,)))
-    three.keep_prepared(b"c" * 16)
+    three.staged.prepare(PreparedSet(TRANSACTION, PRODUCER, 0, b"c" * 16, -1, (spec,)))
+    three.staged.keep_prepared(b"c" * 16)
 
 
 def test_a_leader_writes_to_files_of_its_own_epoch_only() -> None:
@@ -617,8 +619,8 @@ def test_a_leader_writes_to_files_of_its_own_epoch_only() -> None:
         lead_in(partition, epoch)
         for part in range(2):
             data = make_batch([b"x"], producer=(PRODUCER, 0, 0), transaction=(epoch, part))
-            partition.stage(b"%016d" % (2 * epoch + part), [data])
-    assert [each.number >> staging._EPOCH_BITS for each in partition.staged_copies()] == [3, 5, 6]
+            partition.staged.stage(b"%016d" % (2 * epoch + part), [data])
+    assert [each.number >> staging._EPOCH_BITS for each in partition.staged.copies()] == [3, 5, 6]
 
 
 def test_a_set_that_only_an_old_leader_prepared_again_is_what_it_was() -> None:
@@ -644,13 +646,13 @@ def test_a_drop_that_only_an_old_leader_has_is_forgotten_before_it_counts_as_a_c
     stage(old, LOOSE)  # its file has to stay
     prepare(old, FIRST)
     copy_staged(old, new, 3)
-    assert old.drop(FIRST.commit_uuid, 1)
+    assert old.staged.drop(FIRST.commit_uuid, 1)
     lead_in(new, 5)
     prepare(new, FIRST, version=1)
     old.role.follow(1, 5)
-    assert new._staging.lacking(old.staged_copies(), 0).reached == -1
+    assert new._staging.lacking(old.staged.copies(), 0).reached == -1
     copy_staged(new, old, 5)
-    assert old.staged_copies() == new.staged_copies()
+    assert old.staged.copies() == new.staged.copies()
     wanted = [(FIRST.prepared(1), None), (None, None)]
     assert known(old) == wanted
     for disk in (disks[0].after_kill(), disks[0].after_power_cut(random.Random(0), 0.0)):
@@ -665,15 +667,15 @@ def test_a_part_that_a_leader_forgot_after_its_epoch_is_known_again_when_it_foll
     _, (old, new) = replicas(2)
     uuid, batches = SECOND.uuid(1), SECOND.batches(1)
     lead_in(old, 3)
-    old.stage(uuid, batches[:2])
+    old.staged.stage(uuid, batches[:2])
     stage(old, LOOSE)  # its file has to stay
     copy_staged(old, new, 3)
     lead_in(new, 5)
-    old.abort_parts([uuid])
-    new.stage(uuid, batches)
+    old.staged.abort([uuid])
+    new.staged.stage(uuid, batches)
     copy_staged(new, old, 5)
     lead_in(old, 6)
-    assert old.stage(uuid, batches[:1])[0] == len(batches)
+    assert old.staged.stage(uuid, batches[:1])[0] == len(batches)
 
 
 def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_failed_before(
@@ -684,7 +686,7 @@ def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_fail
     stage(leader, FIRST)
     prepare(leader, FIRST)
     follower.role.follow(1, 3)
-    _, pieces = leader.staged_news(follower.following.position().staged, 1 << 20)
+    _, pieces = leader.staged.news(follower.following.position().staged, 1 << 20)
     for piece in pieces:
         follower.following.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), 3)
 
@@ -696,7 +698,7 @@ def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_fail
         for _ in range(2):
             with pytest.raises(DiskFull):
                 follower.following.position()
-    assert follower.following.position().staged == leader.staged_copies()
+    assert follower.following.position().staged == leader.staged.copies()
     disk = disks[1].after_power_cut(random.Random(0), 0.0)
     assert known(open_partition(open_directory(disk))) == [(FIRST.prepared(0), None)]
 
@@ -715,10 +717,10 @@ def test_a_follower_reads_its_files_again_only_if_something_else_follows_from_th
     read: list[object] = []
     real = staging.Staging._read_file
     monkeypatch.setattr(staging.Staging, "_read_file", lambda self, file: (read.append(file), real(self, file)))
-    assert leader.drop(FOREIGN.commit_uuid, 1)  # its file is removed
+    assert leader.staged.drop(FOREIGN.commit_uuid, 1)  # its file is removed
     copy_staged(leader, follower, 5)
-    assert follower.staged_copies() == leader.staged_copies()
-    assert (len(leader.staged_copies()), read) == (1, [])
+    assert follower.staged.copies() == leader.staged.copies()
+    assert (len(leader.staged.copies()), read) == (1, [])
     assert known(follower) == known(leader) == [(FIRST.prepared(0), None)]
 
 
@@ -742,7 +744,7 @@ def test_a_leader_does_not_count_a_follower_that_lacks_the_end_of_a_file_from_be
     copy_staged(old, new, 3)
     lead_in(new, 5)
     stage(new, LOOSE)
-    [before, since] = new.staged_copies()
+    [before, since] = new.staged.copies()
 
     def reached(*copies: StagedCopy) -> int:
         return new._staging.lacking(copies, 0).reached

@@ -42,26 +42,26 @@ def test_a_partition_whose_parts_cannot_be_forgotten_keeps_no_other_from_it(
     hosted: Any, clock: ManualClock, expiry: Expiry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in hosted.partitions:
-        partition.stage(b"%016d" % partition.number, [batch(0)])
+        partition.staged.stage(b"%016d" % partition.number, [batch(0)])
     clock.advance(2)
 
     def fails(*_: object) -> int:
         raise StorageFailed(directory="/data", reason="a broken disk")
 
-    monkeypatch.setattr(hosted.partitions[0], "expire", fails)
+    monkeypatch.setattr(hosted.partitions[0].staged, "expire", fails)
     expiry.forget_parts()
-    assert [len(partition.staged()) for partition in hosted.partitions] == [1, 0]
+    assert [len(partition.staged.all()) for partition in hosted.partitions] == [1, 0]
 
 
 def test_a_partition_that_is_closed_meanwhile_is_passed_over_without_a_word(
     hosted: Any, clock: ManualClock, expiry: Expiry, caplog: pytest.LogCaptureFixture
 ) -> None:
     for partition in hosted.partitions:
-        partition.stage(b"%016d" % partition.number, [batch(0)])
+        partition.staged.stage(b"%016d" % partition.number, [batch(0)])
     clock.advance(2)
     hosted.partitions[0].close()
     expiry.forget_parts()
-    assert hosted.partitions[1].staged() == []
+    assert hosted.partitions[1].staged.all() == []
     assert "staged_parts_not_expired" not in caplog.text
 
 
@@ -71,9 +71,7 @@ def test_progress_is_looked_at_once_a_minute(
     looked: list[float] = []
     began = clock.monotonic()
     monkeypatch.setattr(decisions, "forget_expired", lambda *_: iter(()))
-    monkeypatch.setattr(
-        hosted.partitions[1], "forget_silent_transactions", lambda: looked.append(clock.monotonic() - began)
-    )
+    monkeypatch.setattr(hosted.partitions[1].staged, "forget_silent", lambda: looked.append(clock.monotonic() - began))
     for _ in range(5):
         expiry.look()
         clock.advance(30)
@@ -90,8 +88,8 @@ def test_a_partition_whose_progress_cannot_be_forgotten_keeps_no_other_from_it(
         raise StorageFailed(directory="/data", reason="a broken disk")
 
     monkeypatch.setattr(decisions, "forget_expired", lambda *_: iter(()))
-    monkeypatch.setattr(hosted.partitions[0], "forget_silent_transactions", fails)
-    monkeypatch.setattr(hosted.partitions[1], "forget_silent_transactions", lambda: looked.append(1))
+    monkeypatch.setattr(hosted.partitions[0].staged, "forget_silent", fails)
+    monkeypatch.setattr(hosted.partitions[1].staged, "forget_silent", lambda: looked.append(1))
     expiry.look()
     assert looked == [0, 1]
 

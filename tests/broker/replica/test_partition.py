@@ -95,10 +95,10 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
 ) -> None:
     producer = producer_id_of("x")
     data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
-    partition.stage(b"u" * 16, [checked(data)])
+    partition.staged.stage(b"u" * 16, [checked(data)])
     spec = PartSpec(b"u" * 16, 0, 1, len(data))
-    partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (spec,)))
-    partition.keep_prepared(b"c" * 16)
+    partition.staged.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (spec,)))
+    partition.staged.keep_prepared(b"c" * 16)
     woken = threading.Event()
     real = partition.log.append_decided
 
@@ -108,7 +108,7 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
         partition.waiters.register(woken.set)
 
     monkeypatch.setattr(partition.log, "append_decided", append_decided)
-    partition.finish_apply(getattr(partition, method)("x", producer, 0, b"c" * 16))
+    partition.staged.finish_apply(getattr(partition.staged, method)("x", producer, 0, b"c" * 16))
     assert partition.readable_end_offset == 1
     assert woken.is_set()
 
@@ -116,14 +116,14 @@ def test_an_apply_wakes_who_waits_even_if_its_last_flush_was_over_before(
 def test_a_drop_that_shows_what_was_hidden_wakes_who_waits(partition: Partition) -> None:
     producer = producer_id_of("x")
     data = a_batch([b"a"], producer_id=producer, producer_epoch=0, base_sequence=0, transaction_batch_id=0, part=0)
-    partition.stage(b"u" * 16, [checked(data)])
-    partition.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (PartSpec(b"u" * 16, 0, 1, len(data)),)))
+    partition.staged.stage(b"u" * 16, [checked(data)])
+    partition.staged.prepare(PreparedSet("x", producer, 0, b"c" * 16, -1, (PartSpec(b"u" * 16, 0, 1, len(data)),)))
     partition._applier.hide((producer, 0), 0)  # as where half of the batch stood in the log
     partition.append_as_leader([checked(a_batch())])
     assert partition.readable_end_offset == 0
     woken = threading.Event()
     partition.waiters.register(woken.set)
-    assert partition.drop(b"c" * 16, 0)
+    assert partition.staged.drop(b"c" * 16, 0)
     assert woken.is_set()
     assert partition.readable_end_offset == 1
 

@@ -127,7 +127,7 @@ def test_a_log_that_was_another_partition_s_shows_what_it_did_and_no_batch_that_
     flushed = topic(flush_ms=100_000, flush_visibility="flushed", retention_ms=1000)
     first.update_settings(flushed)
     prepared = write(first, 0, [batch(0)])
-    first.apply("x", prepared.producer_id, 0, prepared.commit_uuid)
+    first.staged.apply("x", prepared.producer_id, 0, prepared.commit_uuid)
     assert first.readable_end_offset == 20
     first.close()
     altered = flushed.with_({"retention.ms": None})

@@ -445,7 +445,7 @@ def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
     topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
     leader = leader_of(brokers, topic)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    _, length, ack = replica(leader, topic).stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
+    _, length, ack = replica(leader, topic).staged.stage(b"u" * 16, [batch(number, size=700) for number in range(4)])
     assert ack is not None
     waited_for(ack.is_kept)
     return topic, next(number for number, each in brokers.items() if each is leader), length
@@ -453,7 +453,7 @@ def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
 
 def staged_on_each(brokers: Brokers, topic: bytes) -> list[list[tuple[int, int]]]:
     """The numbers of parts and the bytes that each replica has staged."""
-    return [[(each.parts, each.length) for each in replica(broker, topic).staged()] for broker in brokers.values()]
+    return [[(each.parts, each.length) for each in replica(broker, topic).staged.all()] for broker in brokers.values()]
 
 
 @pytest.mark.parametrize("loss", ["of power", "of power and of a batch", "by damage"])
@@ -486,7 +486,7 @@ def test_a_replica_that_may_lack_what_is_staged_leaves_the_set_and_copies_it_ane
         reason = "the machine may have lost writes" if loss == "of power" else "staged data is damaged"
         assert f'replica_left_the_sets partition=t-0 reason="{reason}"' in caplog.text
         waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
-        assert not others or replica(brokers[lost], topic).staged_copies() == []
+        assert not others or replica(brokers[lost], topic).staged.copies() == []
     for number in others:
         brokers[number] = start_broker(number, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
@@ -544,7 +544,7 @@ def test_a_replica_that_was_emptied_does_not_apply_a_batch_again_of_which_record
     prepared = write(replica(leader, topic), 0, [batch(number) for number in range(5)])
     assert apply(replica(leader, topic), prepared) == 5
     second = replica(emptied_and_leading(brokers, start_broker, tmp_path, topic, deleted_to), topic)
-    assert [staged.prepared for staged in second.staged()] == [prepared]
+    assert [staged.prepared for staged in second.staged.all()] == [prepared]
     assert apply(second, prepared) == second.end_offset == 5
 
 
@@ -637,7 +637,7 @@ def test_the_last_replica_stays_though_something_of_what_is_staged_is_damaged(
     waited_for(in_sync(brokers, topic, 0, 0, 1))
     leader = leader_of(brokers, topic)
     last = next(number for number, each in brokers.items() if each is leader)
-    replica(leader, topic).stage(b"u" * 16, [batch(0)])
+    replica(leader, topic).staged.stage(b"u" * 16, [batch(0)])
     brokers.pop(1 - last).stop(clean=False)
     waited_for(in_sync(brokers, topic, 0, last))
     brokers.pop(last).stop(clean=False)
@@ -819,7 +819,7 @@ def test_after_all_lost_power_the_first_one_back_leads_what_was_synced_though_so
     topic = new_topic(brokers[0], min_insync_replicas=2, flush_messages=1)
     leader = leader_of(brokers, topic)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
-    replica(leader, topic).stage(b"u" * 16, [batch(0)])
+    replica(leader, topic).staged.stage(b"u" * 16, [batch(0)])
     with leader.client() as client:
         assert not client.append(topic, a_batch([b"kept"]), acks=-1).HasField("error")
     for number in range(3):

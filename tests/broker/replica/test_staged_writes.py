@@ -50,17 +50,17 @@ def batch(number: int, *, batch_id: int = 0, part: int = 0, size: int = 20) -> B
 def write(partition: Partition, batch_id: int, batches: list[Batch], *, part: int = 0) -> PreparedSet:
     """Stage and prepare a part of its own."""
     uuid = b"%015d%d" % (batch_id, part)
-    partition.stage(uuid, batches)
+    partition.staged.stage(uuid, batches)
     spec = PartSpec(uuid, part, len(batches), sum(len(data) for _, data in batches))
     prepared = PreparedSet("x", PRODUCER, batch_id, b"%016d" % batch_id, -1, (spec,))
-    partition.prepare(prepared)
+    partition.staged.prepare(prepared)
     partition._staging.sync()
     return prepared
 
 
 def apply(partition: Partition, prepared: PreparedSet) -> int:
-    applied = partition.apply("x", PRODUCER, prepared.batch_id, prepared.commit_uuid)
-    partition.finish_apply(applied)
+    applied = partition.staged.apply("x", PRODUCER, prepared.batch_id, prepared.commit_uuid)
+    partition.staged.finish_apply(applied)
     return applied.end_offset
 
 
@@ -71,21 +71,21 @@ def staged_files(partition: Partition) -> list[Path]:
 def test_a_batch_sent_again_is_known_and_one_too_early_refused(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     first = batch(0)
-    assert partition.stage(b"u" * 16, [first]) == (1, len(first[1]), None)
-    assert partition.stage(b"u" * 16, [first, batch(1)])[0] == 2
-    assert partition.stage(b"u" * 16, [first])[0] == 2
+    assert partition.staged.stage(b"u" * 16, [first]) == (1, len(first[1]), None)
+    assert partition.staged.stage(b"u" * 16, [first, batch(1)])[0] == 2
+    assert partition.staged.stage(b"u" * 16, [first])[0] == 2
     with pytest.raises(StagedOutOfOrder, match="part 0 for t-0 got batch 3, but 2 is next"):
-        partition.stage(b"u" * 16, [batch(3)])
+        partition.staged.stage(b"u" * 16, [batch(3)])
     with pytest.raises(InvalidRequest, match="batches of another part"):
-        partition.stage(b"u" * 16, [batch(2, part=1)])
+        partition.staged.stage(b"u" * 16, [batch(2, part=1)])
 
 
 def test_a_prepared_part_gets_no_more_batches(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     with pytest.raises(InvalidRequest, match="is prepared"):
-        partition.stage(prepared.parts[0].uuid, [batch(1)])
-    assert partition.stage(prepared.parts[0].uuid, [batch(0)])[0] == 1
+        partition.staged.stage(prepared.parts[0].uuid, [batch(1)])
+    assert partition.staged.stage(prepared.parts[0].uuid, [batch(0)])[0] == 1
 
 
 def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_the_decision_s(
@@ -93,19 +93,19 @@ def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_
 ) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
-    partition.prepare(prepared._replace(version=4))
-    size = partition.staged_size_bytes
+    partition.staged.prepare(prepared._replace(version=4))
+    size = partition.staged.size_bytes
     for version in (2, 4):
-        partition.prepare(prepared._replace(version=version))
-    assert partition.staged_size_bytes == size
-    assert not partition.drop(prepared.commit_uuid, 4)
+        partition.staged.prepare(prepared._replace(version=version))
+    assert partition.staged.size_bytes == size
+    assert not partition.staged.drop(prepared.commit_uuid, 4)
     directory.close(clean=False)
     directory = LogDirectory(directory.path, clock=ManualClock())
     partition = open_partition(directory)
-    (found,) = partition.staged()
+    (found,) = partition.staged.all()
     assert found.prepared is not None and found.prepared.version == 4
-    assert partition.drop(prepared.commit_uuid, 5)
-    assert partition.staged() == []
+    assert partition.staged.drop(prepared.commit_uuid, 5)
+    assert partition.staged.all() == []
     directory.close()
 
 
@@ -120,14 +120,14 @@ def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch:
     for batch_id in range(60):
         prepared = write(partition, batch_id, [batch(number, batch_id=batch_id, size=1000) for number in range(3)])
         apply(partition, prepared)
-        partition.forget_staged("x", batch_id, stays=True)
-        sizes.append(partition.staged_size_bytes)
+        partition.staged.forget("x", batch_id, stays=True)
+        sizes.append(partition.staged.size_bytes)
     assert max(sizes[30:]) <= max(sizes[:30]) <= 3 * 20_000
-    assert [staged.prepared for staged in partition.staged()] == [held]
-    partition.drop(held.commit_uuid, 5)
-    partition.expire((), directory.services.clock.monotonic())
+    assert [staged.prepared for staged in partition.staged.all()] == [held]
+    partition.staged.drop(held.commit_uuid, 5)
+    partition.staged.expire((), directory.services.clock.monotonic())
     assert len(staged_files(partition)) == 1  # it was written to just now
-    partition.expire((), directory.services.clock.monotonic() + 1)
+    partition.staged.expire((), directory.services.clock.monotonic() + 1)
     assert staged_files(partition) == []
     assert len(read_all(partition)) == 180
 
@@ -143,14 +143,14 @@ def test_a_file_that_tells_the_end_of_a_set_stays_as_long_as_the_file_of_that_se
     held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
     elsewhere = write(partition, 2, [batch(0, batch_id=2, size=2200)])
     for prepared in (dropped, elsewhere):
-        assert partition.drop(prepared.commit_uuid, 5)
+        assert partition.staged.drop(prepared.commit_uuid, 5)
     assert len(staged_files(partition)) == 2
     directory.close()
     directory = LogDirectory(tmp_path / "data", clock=ManualClock())
     partition = open_partition(directory)
-    assert [each.prepared for each in partition.staged()] == [held]
-    assert partition.drop(held.commit_uuid, 5)
-    partition.expire((), directory.services.clock.monotonic() + 1)
+    assert [each.prepared for each in partition.staged.all()] == [held]
+    assert partition.staged.drop(held.commit_uuid, 5)
+    partition.staged.expire((), directory.services.clock.monotonic() + 1)
     assert staged_files(partition) == []
     directory.close()
 
@@ -177,13 +177,13 @@ def test_a_set_prepared_again_after_a_drop_that_could_not_be_told_is_kept(direct
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     other = prepared._replace(commit_uuid=b"o" * 16)  # another coordinator's: it keeps the parts
-    partition.prepare(other)
+    partition.staged.prepare(other)
     with full_disk(partition):
-        assert partition.drop(prepared.commit_uuid, 5)
-    partition.prepare(prepared._replace(version=7))
+        assert partition.staged.drop(prepared.commit_uuid, 5)
+    partition.staged.prepare(prepared._replace(version=7))
     assert partition._staging.settle_drops()
     directory, partition = reopened(directory)
-    assert {each.prepared for each in partition.staged()} == {other, prepared._replace(version=7)}
+    assert {each.prepared for each in partition.staged.all()} == {other, prepared._replace(version=7)}
     directory.close()
 
 
@@ -195,17 +195,17 @@ def test_a_drop_that_is_reported_late_is_synced_and_stays_as_long_as_the_file_of
     partition = open_partition(directory)
     held, dropped = (write(partition, batch_id, [batch(0, batch_id=batch_id)]) for batch_id in range(2))
     with full_disk(partition):
-        assert partition.drop(dropped.commit_uuid, 5)
+        assert partition.staged.drop(dropped.commit_uuid, 5)
         assert not partition._staging.settle_drops()
     gone = write(
         partition, 2, [batch(0, batch_id=2, size=2200)]
     )  # in a file of its own, with which the folder was synced
     assert partition._staging.settle_drops()
-    assert partition.unsynced_staged_bytes == 0
-    assert partition.drop(gone.commit_uuid, 5)
-    partition.expire((), directory.services.clock.monotonic() + 1)
+    assert partition.staged.unsynced_bytes == 0
+    assert partition.staged.drop(gone.commit_uuid, 5)
+    partition.staged.expire((), directory.services.clock.monotonic() + 1)
     directory, partition = reopened(directory)
-    assert [each.prepared for each in partition.staged()] == [held]
+    assert [each.prepared for each in partition.staged.all()] == [held]
     directory.close()
 
 
@@ -249,7 +249,7 @@ def test_an_apply_that_names_the_set_of_another_batch_is_refused(
     with pytest.raises(
         InvalidRequest, match=f"commit {prepared.commit_uuid.hex()} of t-0 is of batch 0, not {batch_id}"
     ):
-        partition.apply("x", producer_id, batch_id, prepared.commit_uuid)
+        partition.staged.apply("x", producer_id, batch_id, prepared.commit_uuid)
     assert partition.end_offset == 0
     assert apply(partition, prepared) == 1
 
@@ -299,7 +299,10 @@ def test_damage_of_a_later_part_is_found_before_the_first_append_and_hides_nothi
     assert partition.end_offset == 0
     partition.append_as_leader([numbered(7)])
     assert len(read_all(partition)) == 1
-    assert [(staged.batch_id, staged.lost is None) for staged in partition.staged()] == [(0, False), (1, True)]
+    assert [(staged.batch_id, staged.lost is None) for staged in partition.staged.all()] == [
+        (0, False),
+        (1, True),
+    ]
     assert apply(partition, fine) == 2
 
 
@@ -310,7 +313,7 @@ def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
     directory = LogDirectory(tmp_path / "data", clock=clock)
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
-    partition.keep_prepared(prepared.commit_uuid)
+    partition.staged.keep_prepared(prepared.commit_uuid)
     damage(staged_files(partition)[0], b"%0600000d" % 3)
     clock.advance(11)
     assert "batch 3 of part 0: its checksum does not match" in lost_by(partition, prepared)
@@ -321,7 +324,7 @@ def test_an_apply_that_comes_later_than_the_check_at_prepare_checks_again(
 def test_an_apply_right_after_the_check_at_prepare_does_not_check_again(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
-    partition.keep_prepared(prepared.commit_uuid)
+    partition.staged.keep_prepared(prepared.commit_uuid)
     checked_bytes = partition._staging.checked_bytes
     assert checked_bytes > 0
     apply(partition, prepared)
@@ -347,12 +350,16 @@ def test_a_check_that_is_only_made_again_is_no_progress(
     monkeypatch.setattr(partition.log, "append_decided", until_full)
 
     def work_of(method: Callable[[], object]) -> int:
-        before = partition.staged_work
+        before = partition.staged.work
         with contextlib.suppress(DiskFull):
             method()
-        return partition.staged_work - before
+        return partition.staged.work - before
 
-    assert [work_of(lambda: partition.keep_prepared(prepared.commit_uuid)) for _ in range(3)] == [size, 0, 0]
+    assert [work_of(lambda: partition.staged.keep_prepared(prepared.commit_uuid)) for _ in range(3)] == [
+        size,
+        0,
+        0,
+    ]
     assert [work_of(lambda: apply(partition, prepared)) for _ in range(3)] == [size, 0, 0]
     left = 1
     first = size // 3
@@ -372,14 +379,14 @@ def test_a_set_that_is_dropped_while_it_is_checked_takes_nothing_out_of_service(
 
     def read_into(fd: int, buffer: memoryview, position: int) -> int:
         if not reads:
-            assert partition.drop(prepared.commit_uuid, 5)
-            partition.expire((), directory.services.clock.monotonic() + 1)
+            assert partition.staged.drop(prepared.commit_uuid, 5)
+            partition.staged.expire((), directory.services.clock.monotonic() + 1)
             assert staged_files(partition) == []
         reads.append(position)
         return real(fd, buffer, position)
 
     monkeypatch.setattr(directory.disk, "read_into", read_into)
-    partition.keep_prepared(prepared.commit_uuid)
+    partition.staged.keep_prepared(prepared.commit_uuid)
     assert len(reads) == 1
     assert directory.failed is None
 
@@ -413,7 +420,7 @@ def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_af
     assert partition.readable_end_offset == partition.end_offset == end_offset
     assert "part 0 has only 3 of its 4 batches" in lost_by(partition, prepared)
     assert partition.readable_end_offset == end_offset
-    assert partition.drop(prepared.commit_uuid, 5)  # as once the loss is accepted
+    assert partition.staged.drop(prepared.commit_uuid, 5)  # as once the loss is accepted
     assert partition.readable_end_offset == end_offset
     directory.close()
 
@@ -421,7 +428,7 @@ def test_damage_that_comes_amid_an_apply_hides_the_partition_neither_then_nor_af
 def test_a_batch_is_shown_by_the_flush_that_reaches_its_end(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0), batch(1)])
-    partition.apply("x", PRODUCER, 0, prepared.commit_uuid)
+    partition.staged.apply("x", PRODUCER, 0, prepared.commit_uuid)
     partition.append_as_leader([numbered(7)])
     assert partition.readable_end_offset == 0
     partition.log.flush()
@@ -491,7 +498,7 @@ def test_the_end_of_a_partition_waits_for_no_sync(
     prepared = write(partition, 0, batches)
     partition.log.begin_epoch(0)  # saves it: the first append would wait for that sync
     if what == "prepare":
-        partition.stage(b"u" * 16, [batch(0, batch_id=1)])
+        partition.staged.stage(b"u" * 16, [batch(0, batch_id=1)])
         partition._staging._names_made += 1  # as with a new file: the folder is synced after it
     real, syncing, may_go_on = directory.disk.sync, threading.Event(), threading.Event()
 
@@ -503,7 +510,7 @@ def test_the_end_of_a_partition_waits_for_no_sync(
     monkeypatch.setattr(directory.disk, "sync", sync)
     with ThreadPoolExecutor(1) as threads:
         steps = {
-            "prepare": lambda: partition.keep_prepared(prepared.commit_uuid),
+            "prepare": lambda: partition.staged.keep_prepared(prepared.commit_uuid),
             "apply": lambda: apply(partition, prepared),
         }
         step = threads.submit(steps[what])
@@ -534,9 +541,9 @@ def test_nothing_is_staged_any_more_once_the_directory_has_closed_the_log(direct
     shutil.rmtree(partition.log.directory)
     directory.tidy()
     for ask in (
-        lambda: partition.stage(b"u" * 16, [batch(0, batch_id=1)]),
-        lambda: partition.prepare(prepared),
-        lambda: partition.keep_prepared(prepared.commit_uuid),
+        lambda: partition.staged.stage(b"u" * 16, [batch(0, batch_id=1)]),
+        lambda: partition.staged.prepare(prepared),
+        lambda: partition.staged.keep_prepared(prepared.commit_uuid),
         lambda: apply(partition, prepared),
     ):
         with pytest.raises(NotLeader):
@@ -563,7 +570,7 @@ def test_half_a_batch_whose_set_is_lost_is_not_taken_for_the_whole(directory: Lo
             apply(partition, prepared)
         later = write(partition, 1, [batch(0, batch_id=1)])
         assert apply(partition, later) == 2
-        assert partition.drop(later.commit_uuid, 5)
+        assert partition.staged.drop(later.commit_uuid, 5)
         partition.close()
 
 
@@ -588,17 +595,17 @@ def test_half_a_batch_whose_set_was_lost_several_starts_ago_is_not_taken_for_the
         directory, partition = reopened(directory)
         assert staged_files(partition) == []
         if lost == "removed, and staged to since":
-            partition.abort_parts([b"u" * 16] if partition.stage(b"u" * 16, [batch(0, batch_id=7)]) else [])
-            partition.expire((), directory.services.clock.monotonic() + 1)
+            partition.staged.abort([b"u" * 16] if partition.staged.stage(b"u" * 16, [batch(0, batch_id=7)]) else [])
+            partition.staged.expire((), directory.services.clock.monotonic() + 1)
         with pytest.raises(StagedPartLost, match="only a part of the batch"):
             apply(partition, prepared)
         assert partition.readable_end_offset == 1
-        partition.forget_silent_transactions()
+        partition.staged.forget_silent()
     later = write(partition, 1, [batch(0, batch_id=1)])
     assert apply(partition, later) == 2
-    assert partition.drop(later.commit_uuid, 5)
+    assert partition.staged.drop(later.commit_uuid, 5)
     apply(partition, later)
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     directory, partition = reopened(directory)
     apply(partition, later)  # nothing is doubted any more
     directory.close()
@@ -620,7 +627,7 @@ def test_that_all_sets_are_known_can_not_be_noted_and_affects_nothing_else(
     else:
         refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), staging.COMPLETE)
         monkeypatch.setattr(directory.services.disk, "create", Raises(refused))
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     assert (directory.failed, partition._staging.may_lack_sets) == (None, True)
     partition.append_as_leader([numbered(1)])
     directory.close(clean=False)
@@ -651,7 +658,7 @@ def test_an_apply_whose_staged_files_are_removed_by_hand_is_refused_and_affects_
             apply(partition, prepared)
     assert partition.readable_end_offset == 1
     with pytest.raises(FileRefused, match="making a staged file for t-0: No such file or directory"):
-        partition.stage(b"u" * 16, [batch(0, batch_id=1)])
+        partition.staged.stage(b"u" * 16, [batch(0, batch_id=1)])
     partition.append_as_leader([numbered(1)])
     partition.log.flush()
     assert (partition.readable_end_offset, directory.failed) == (2, None)
@@ -671,7 +678,9 @@ def test_a_hint_to_drop_a_set_does_not_wait_for_an_apply(
     real = partition.log.append_decided
 
     def append_decided(batches: list[Batch], leader_epoch: int) -> None:
-        hint = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5, wait=False)))
+        hint = threading.Thread(
+            target=lambda: dropped.append(partition.staged.drop(prepared.commit_uuid, 5, wait=False))
+        )
         hint.start()
         hint.join(30)
         real(batches, leader_epoch)
@@ -688,7 +697,7 @@ def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(number, size=600_000) for number in range(4)])
     dropped: list[bool] = []
-    dropper = threading.Thread(target=lambda: dropped.append(partition.drop(prepared.commit_uuid, 5)))
+    dropper = threading.Thread(target=lambda: dropped.append(partition.staged.drop(prepared.commit_uuid, 5)))
     real = partition.log.append_decided
 
     def append_decided(batches: list[Batch], leader_epoch: int) -> None:
@@ -703,7 +712,7 @@ def test_a_drop_waits_for_an_apply_that_stands_between_two_pieces(
     dropper.join(30)
     assert dropped == [True]
     assert len(read_all(partition)) == 4
-    assert partition.staged() == []
+    assert partition.staged.all() == []
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before its first piece", "between two pieces"])
@@ -776,13 +785,13 @@ def test_what_is_staged_is_renewed_by_a_new_leader_whose_tasks_may_have_talked_t
     directory: LogDirectory,
 ) -> None:
     partition, clock = open_partition(directory), directory.services.clock
-    partition.stage(b"u" * 16, [batch(0)])
+    partition.staged.stage(b"u" * 16, [batch(0)])
     staged_at = clock.monotonic()
     cast(ManualClock, clock).advance(100)
     partition.role.lead(PartitionState.only(0, "here", 1), [0])
     mine = [write_of(PRODUCER, 0)]
-    assert partition.expire(mine, before=staged_at + 100) == 0
-    assert partition.expire(mine, before=staged_at + 101) == 1
+    assert partition.staged.expire(mine, before=staged_at + 100) == 0
+    assert partition.staged.expire(mine, before=staged_at + 101) == 1
 
 
 def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(directory: LogDirectory) -> None:
@@ -790,8 +799,8 @@ def test_a_release_leaves_a_half_applied_batch_its_set_and_hides_it_still(direct
     prepared = write(partition, 0, [batch(0), batch(1)])
     append_part_of_a_batch(partition, [batch(0)])
     partition.append_as_leader([numbered(7)])
-    partition.forget_staged("x", 0, stays=True)
-    assert [staged.prepared for staged in partition.staged()] == [prepared]
+    partition.staged.forget("x", 0, stays=True)
+    assert [staged.prepared for staged in partition.staged.all()] == [prepared]
     assert partition.readable_end_offset == 0
     assert apply(partition, prepared) == 3
     assert len(read_all(partition)) == 3
@@ -803,12 +812,12 @@ def test_half_of_a_batch_is_shown_once_the_set_that_it_came_from_is_dropped_what
     partition = open_partition(directory)
     first = write(partition, 0, [batch(0), batch(1)])
     others = [batch(0, size=30), batch(1, size=30)]
-    partition.stage(b"o" * 16, others)
+    partition.staged.stage(b"o" * 16, others)
     spec = PartSpec(b"o" * 16, 0, 2, sum(len(data) for _, data in others))
-    partition.prepare(PreparedSet("x", PRODUCER, 0, b"d" * 16, -1, (spec,)))
+    partition.staged.prepare(PreparedSet("x", PRODUCER, 0, b"d" * 16, -1, (spec,)))
     append_part_of_a_batch(partition, [batch(0)])
     assert partition.readable_end_offset == 0
-    assert partition.drop(first.commit_uuid, 5)
+    assert partition.staged.drop(first.commit_uuid, 5)
     assert partition.readable_end_offset == 1, "the rest of the other attempt's set does not follow on it"
 
 
@@ -819,26 +828,26 @@ def test_who_waits_for_an_apply_sees_that_its_syncs_go_on(
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0), batch(1)])
     apply(partition, prepared)
-    assert partition._applier.applied_bytes > partition.prepared_bytes(prepared.commit_uuid) > 0
+    assert partition._applier.applied_bytes > partition.staged.prepared_bytes(prepared.commit_uuid) > 0
 
 
 def test_a_release_of_a_batch_that_the_log_has_not_leaves_its_set(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     old, new = write(partition, 0, [batch(0)]), write(partition, 1, [batch(0, batch_id=1)])
     apply(partition, old)
-    partition.forget_staged("x", 1, stays=True)
-    assert new in [staged.prepared for staged in partition.staged()]
+    partition.staged.forget("x", 1, stays=True)
+    assert new in [staged.prepared for staged in partition.staged.all()]
     assert apply(partition, new) == 2
 
 
 def test_a_release_forgets_what_other_attempts_of_the_batch_staged(directory: LogDirectory) -> None:
     partition = open_partition(directory)
-    partition.stage(b"an older attempt", [batch(0)])
+    partition.staged.stage(b"an older attempt", [batch(0)])
     prepared = write(partition, 0, [batch(0)])
-    partition.stage(b"the next batch's", [batch(0, batch_id=1)])
+    partition.staged.stage(b"the next batch's", [batch(0, batch_id=1)])
     apply(partition, prepared)
-    partition.forget_staged("x", 0, stays=True)
-    assert [(staged.batch_id, staged.parts) for staged in partition.staged()] == [(1, 1)]
+    partition.staged.forget("x", 0, stays=True)
+    assert [(staged.batch_id, staged.parts) for staged in partition.staged.all()] == [(1, 1)]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["prepared before the apply", "prepared after it"])
@@ -853,20 +862,20 @@ def test_another_attempts_set_that_begins_alike_hides_nothing_that_was_readable(
     length = sum(len(data) for _, data in batches)
     other = PreparedSet("x", PRODUCER, 0, b"o" * 16, -1, (PartSpec(b"o" * 16, 0, 3, length),))
     prepared = write(partition, 0, batches[:2])
-    partition.stage(b"o" * 16, batches)
+    partition.staged.stage(b"o" * 16, batches)
     if late:
         apply(partition, prepared)
-    partition.prepare(other)
-    partition.keep_prepared(other.commit_uuid)
+    partition.staged.prepare(other)
+    partition.staged.keep_prepared(other.commit_uuid)
     apply(partition, prepared)
     if dropped:
-        partition.drop(prepared.commit_uuid, 5)
+        partition.staged.drop(prepared.commit_uuid, 5)
         partition._staging.sync()
     assert partition.readable_end_offset == 2
     disk = disk.after_power_cut(random.Random(0), 0.0) if power_cut else disk.after_kill()
     partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
     assert partition.readable_end_offset == 2
-    assert [each.prepared for each in partition.staged() if each.prepared] == ([] if dropped else [prepared])
+    assert [each.prepared for each in partition.staged.all() if each.prepared] == ([] if dropped else [prepared])
 
 
 def twins(partition: Partition, lengths: Sequence[int]) -> list[PreparedSet]:
@@ -875,11 +884,11 @@ def twins(partition: Partition, lengths: Sequence[int]) -> list[PreparedSet]:
     for number, length in enumerate(lengths):
         uuid = bytes([97 + number]) * 16
         batches = [batch(each) for each in range(length)]
-        partition.stage(uuid, batches)
+        partition.staged.stage(uuid, batches)
         spec = PartSpec(uuid, 0, length, sum(len(data) for _, data in batches))
         sets.append(PreparedSet("x", PRODUCER, 0, uuid.upper(), -1, (spec,)))
-        partition.prepare(sets[-1])
-        partition.keep_prepared(sets[-1].commit_uuid)
+        partition.staged.prepare(sets[-1])
+        partition.staged.keep_prepared(sets[-1].commit_uuid)
     return sets
 
 
@@ -892,7 +901,7 @@ def test_a_twin_whose_drop_found_no_room_is_dropped_for_good_once_there_is_room(
         full.setattr(partition._staging, "_write", Raises(DiskFull(directory="x")))
         apply(partition, decided)
     assert partition.readable_end_offset == 2
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     directory, partition = reopened(directory)
     assert partition.readable_end_offset == 2
     directory.close()
@@ -1021,8 +1030,8 @@ def test_values_that_look_like_frames_are_none(directory: LogDirectory) -> None:
     write(partition, 0, [batch(0)])
     (file,) = staged_files(partition)
     inner = file.read_bytes()
-    partition.stage(b"v" * 16, [make_batch([inner], producer=(PRODUCER, 0, 0), transaction=(1, 0))])
-    partition.stage(b"w" * 16, [batch(0, batch_id=1, part=3)])
+    partition.staged.stage(b"v" * 16, [make_batch([inner], producer=(PRODUCER, 0, 0), transaction=(1, 0))])
+    partition.staged.stage(b"w" * 16, [batch(0, batch_id=1, part=3)])
     data = bytearray(file.read_bytes())
     position = data.index(inner[16:], len(inner))
     data[len(inner)] ^= 1  # the frame before the batch whose value holds frames of another file
@@ -1058,9 +1067,13 @@ def test_a_file_whose_beginning_is_damaged_is_reported_and_stays(
     with contextlib.closing(reopened):
         partition = open_partition(reopened)
         assert errors_logged(caplog) == ["staged_damage_found"]
-        assert (staged_files(partition), path.read_bytes(), partition.staged()) == ([path], bytes(data), [])
+        assert (staged_files(partition), path.read_bytes(), partition.staged.all()) == (
+            [path],
+            bytes(data),
+            [],
+        )
         apply(partition, write(partition, 1, [batch(0, batch_id=1)]))
-        partition.forget_staged("x", 1, stays=True)
+        partition.staged.forget("x", 1, stays=True)
         assert path.read_bytes() == data
 
 
@@ -1072,7 +1085,7 @@ def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_s
     prepared = write(partition, 0, [batch(number) for number in range(40)])
     synced = {path: path.stat().st_size for path in staged_files(partition)}
     apply(partition, prepared)
-    partition.forget_staged("x", 0, stays=True)
+    partition.staged.forget("x", 0, stays=True)
     [left] = staged_files(partition)
     directory.close(clean=False)
     with left.open("r+b") as file:
@@ -1080,16 +1093,16 @@ def test_a_set_that_a_power_cut_brings_back_without_its_parts_is_no_loss_until_s
     reopened = LogDirectory(directory.path, clock=ManualClock())
     with contextlib.closing(reopened):
         partition = open_partition(reopened)
-        assert [staged.lost for staged in partition.staged()] == ["part 0 is not staged here"]
+        assert [staged.lost for staged in partition.staged.all()] == ["part 0 is not staged here"]
         assert errors_logged(caplog) == []
         for _ in range(2):
             with pytest.raises(StagedPartLost):
                 partition._staging.check(prepared.commit_uuid)
         assert errors_logged(caplog) == ["staged_part_lost"]
         with pytest.raises(StagedPartLost):
-            partition.prepare(prepared)
-        partition.forget_staged("x", 0, stays=True)
-        assert partition.staged() == []
+            partition.staged.prepare(prepared)
+        partition.staged.forget("x", 0, stays=True)
+        assert partition.staged.all() == []
 
 
 def test_a_log_is_dumped_and_verified_beside_what_is_staged(directory: LogDirectory) -> None:
@@ -1106,18 +1119,18 @@ def test_a_file_of_which_nothing_is_needed_any_more_as_its_turn_to_be_synced_com
     monkeypatch.setattr(staging, "_FILE_BYTES", 3000)
     partition = open_partition(directory)
     for batch_id in range(3):
-        partition.stage(b"%016d" % batch_id, [batch(0, batch_id=batch_id, size=2200)])
+        partition.staged.stage(b"%016d" % batch_id, [batch(0, batch_id=batch_id, size=2200)])
     assert len(staged_files(partition)) == 3
     real: Callable[[int], None] = directory.disk.sync
 
     def sync(fd: int) -> None:
-        partition.abort_parts([b"%016d" % 1])
+        partition.staged.abort([b"%016d" % 1])
         real(fd)
 
     monkeypatch.setattr(directory.disk, "sync", sync)
     partition._staging.sync()
     assert len(staged_files(partition)) == 2
-    assert partition.unsynced_staged_bytes == 0
+    assert partition.staged.unsynced_bytes == 0
     assert directory.failed is None
 
 
@@ -1128,7 +1141,7 @@ def test_a_sync_runs_ahead_of_prepare(directory: LogDirectory, monkeypatch: pyte
     partition = open_partition(directory)
     directory.start()
     for number in range(9):
-        partition.stage(b"u" * 16, [batch(number, size=1 << 20)])
+        partition.staged.stage(b"u" * 16, [batch(number, size=1 << 20)])
     assert synced.wait(30)
     directory.close()
 
@@ -1155,29 +1168,29 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
         """A batch of a transaction, whose producer id is that of its name."""
         producer, uuid = producer_id_of(name), name.encode().ljust(16)
         data = make_batch([b"v"], producer=(producer, 0, 0), transaction=(0, 0))
-        partition.stage(uuid, [data])
+        partition.staged.stage(uuid, [data])
         one = PreparedSet(name, producer, 0, uuid, -1, (PartSpec(uuid, 0, 1, len(data[1])),))
-        partition.prepare(one)
-        partition.finish_apply(partition.apply(name, producer, 0, uuid))
+        partition.staged.prepare(one)
+        partition.staged.finish_apply(partition.staged.apply(name, producer, 0, uuid))
         return one
 
     stream = applied("stream").producer_id
-    partition.forget_staged("stream", 0, stays=True)
+    partition.staged.forget("stream", 0, stays=True)
     prepared = applied("one-off")
     one_off = prepared.producer_id
     clock.advance(7200)
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     assert partition.log.apply_progress(one_off) is not None  # its set is here, and an apply may come again
-    assert partition.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
-    partition.forget_staged("one-off", 0, stays=False)
-    partition.forget_silent_transactions()
+    assert partition.staged.apply("one-off", one_off, 0, prepared.commit_uuid).batches == 0
+    partition.staged.forget("one-off", 0, stays=False)
+    partition.staged.forget_silent()
     assert partition.log.apply_progress(one_off) is None
     assert partition.log.apply_progress(stream) is not None
     # What comes late all the same appends nothing.
     with pytest.raises(StagedPartLost):
-        partition.apply("one-off", one_off, 0, prepared.commit_uuid)
+        partition.staged.apply("one-off", one_off, 0, prepared.commit_uuid)
     with pytest.raises(StagedPartLost):
-        partition.prepare(prepared)
+        partition.staged.prepare(prepared)
     assert len(read_all(partition)) == 2
 
 
@@ -1185,9 +1198,9 @@ def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogD
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
     apply(partition, prepared)
-    partition.forget_staged("x", 0, stays=False)
+    partition.staged.forget("x", 0, stays=False)
     partition.log.transaction_done(PRODUCER, 0)
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     assert apply(partition, prepared) == 1
     assert len(read_all(partition)) == 1
 
@@ -1196,8 +1209,8 @@ def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_fo
     disk, path = MemoryDisk(), Path("/data")
     partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
     prepared = write(partition, 0, [batch(0)])
-    assert partition.drop(prepared.commit_uuid, 5)
-    partition.expire((), 1 << 40)
+    assert partition.staged.drop(prepared.commit_uuid, 5)
+    partition.staged.expire((), 1 << 40)
     disk = disk.after_kill()
     assert disk.names(partition.log.directory / staging.STAGING) == [staging.COMPLETE]
     partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
@@ -1205,7 +1218,7 @@ def test_a_removal_just_before_a_kill_is_made_last_before_marks_are_forgotten_fo
     partition = open_partition(
         LogDirectory(path, disk=disk.after_power_cut(random.Random(0), 0.0), clock=ManualClock())
     )
-    assert partition.staged() == []
+    assert partition.staged.all() == []
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["in one life", "with a kill between"])
@@ -1225,21 +1238,21 @@ def test_a_power_cut_that_keeps_the_end_of_a_set_removed_keeps_the_set_removed(
         return [name for name in disk.names(folder) if name != staging.COMPLETE]
 
     assert len(files()) == 2
-    assert partition.drop(dropped.commit_uuid, 5)
+    assert partition.staged.drop(dropped.commit_uuid, 5)
     assert partition._staging.settle_drops()
     assert len(files()) == 2
-    assert partition.drop(held.commit_uuid, 5)  # removes the first file
+    assert partition.staged.drop(held.commit_uuid, 5)  # removes the first file
     assert len(files()) == 1
     if killed:
         disk = disk.after_kill()
         partition = open_partition(LogDirectory(path, disk=disk, clock=ManualClock()))
-    assert partition.drop(elsewhere.commit_uuid, 5)
-    partition.expire((), 1 << 40)
+    assert partition.staged.drop(elsewhere.commit_uuid, 5)
+    partition.staged.expire((), 1 << 40)
     assert files() == []
     for seed in range(20):
         cut = disk.after_power_cut(random.Random(seed), 0.5)
         partition = open_partition(LogDirectory(path, disk=cut, clock=ManualClock()))
-        assert {each.prepared for each in partition.staged()} <= {held, elsewhere}
+        assert {each.prepared for each in partition.staged.all()} <= {held, elsewhere}
 
 
 def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
@@ -1256,6 +1269,6 @@ def test_of_too_many_marks_the_oldest_go_but_not_where_something_is_prepared(
         partition.log.append_decided(
             [make_batch([b"v"], producer=(number, 0, 0), transaction=(0, 0))], partition.log.last_epoch
         )
-    partition.forget_silent_transactions()
+    partition.staged.forget_silent()
     assert [partition.log.apply_progress(number) is not None for number in range(6)] == [False] * 4 + [True] * 2
     assert partition.log.apply_progress(PRODUCER) is not None

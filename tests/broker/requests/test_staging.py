@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from broker.replica import applier
 from broker.replica.in_doubt import Resolution, resolution
 from broker.replica.jobs import StagedJobs
 from broker.replica.partition import Partition
+from broker.replica.staged_writes import StagedWrites
 from broker.requests import staging
 from broker.staging.format import PreparedSet
 from broker.storage.log_dir import LogDirectory
@@ -201,14 +202,14 @@ def test_an_apply_and_a_prepare_that_take_long_are_answered_as_unfinished_and_do
     for method, step in (("Prepare", "keep_prepared"), ("Apply", "apply")):
         ran: list[str] = []
         may_go_on = threading.Event()
-        does = getattr(partition, step)
+        does = getattr(partition.staged, step)
 
         def gated(*arguments: Any, ran: Any = ran, gate: Any = may_go_on, does: Any = does) -> Any:
             ran.append("once")
             assert gate.wait(60)
             return does(*arguments)
 
-        monkeypatch.setattr(partition, step, gated)
+        monkeypatch.setattr(partition.staged, step, gated)
         answers = [write.asked(method).partitions[0] for _ in range(3)]
         assert all(answer.unfinished and not answer.HasField("error") for answer in answers)
         assert len(ran) == 1
@@ -393,10 +394,10 @@ def test_small_work_that_fails_says_how_far_it_came(
     def fails(*_: Any) -> None:
         raise errors.DiskFull(directory="/data")
 
-    monkeypatch.setattr(partition, step, fails)
+    monkeypatch.setattr(partition.staged, step, fails)
     [answer] = write.asked(method).partitions
     assert isinstance(error_from_wire(answer.error), errors.DiskFull)
-    assert 0 < answer.progress <= partition.staged_work
+    assert 0 < answer.progress <= partition.staged.work
 
 
 def test_a_stop_waits_for_nothing_that_the_resolver_applies(
@@ -510,7 +511,7 @@ def test_a_leader_does_what_was_decided_while_it_was_away(start_broker: StartBro
     with broker.client() as client:
         fetched, _ = client.fetch(topic, 0, max_wait_ms=20_000)  # answered by the in_doubt's apply
     assert fetched.end_offset == 1
-    while partition.staged():
+    while partition.staged.all():
         broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(broker.broker.host.metadata.session, TRANSACTION).done
     assert values_in(broker, topic) == [b"a"]
@@ -569,7 +570,7 @@ def test_a_set_that_nobody_decides_is_dropped_only_after_its_version_was_raised(
     assert write.prepare() == [None]
     partition = broker.broker.host.leader_of(topic, 0)
     session = broker.broker.host.metadata.session
-    while partition.staged():
+    while partition.staged.all():
         broker.broker.in_doubt.resolve(0)
     assert decisions.read_decision(session, TRANSACTION).version == 0
     with pytest.raises(errors.DecisionMoved):
@@ -696,9 +697,12 @@ def test_one_lost_set_keeps_no_other_of_its_partition_from_being_resolved_and_no
     partition = broker.broker.host.leader_of(topic, 0)
     broker.broker.in_doubt.resolve(0)
     assert values_in(broker, topic) == [b"fine" * 20]
-    while any(staged.prepared is None for staged in partition.staged()):
+    while any(staged.prepared is None for staged in partition.staged.all()):
         broker.broker.in_doubt.expiry.look()
-    assert {staged.prepared.transactional_id for staged in partition.staged() if staged.prepared} == {"lost", "fine"}
+    assert {staged.prepared.transactional_id for staged in partition.staged.all() if staged.prepared} == {
+        "lost",
+        "fine",
+    }
     broker.broker.in_doubt.resolve(0)
     assert caplog.text.count("transaction_not_resolved") == 1
     (error,) = lost.apply()
@@ -725,7 +729,7 @@ def test_a_decision_that_cannot_be_written_on_keeps_no_part_from_expiring_and_is
         decisions.write_decision(session, both)
     partition = broker.broker.host.leader_of(topic, 0)
     broker.broker.in_doubt.resolve(0)
-    while any(staged.prepared is None for staged in partition.staged()):
+    while any(staged.prepared is None for staged in partition.staged.all()):
         broker.broker.in_doubt.expiry.look()
     assert set(values_in(broker, topic)) == {b"full", b"fine"}
     assert [decisions.read_decision(session, write.name).applied for write in (full, fine)] == [
@@ -787,7 +791,7 @@ def test_parts_that_nobody_prepares_expire(start_broker: StartBroker) -> None:
     topic = broker.new_topic()
     Write(broker, topic).stage(0, (b"a",))
     partition = broker.broker.host.leader_of(topic, 0)
-    while partition.staged():
+    while partition.staged.all():
         broker.broker.in_doubt.expiry.look()
     assert broker.counters()["staged.bytes"] == 0
 
@@ -906,7 +910,7 @@ def test_a_partition_that_cannot_be_renewed_keeps_no_other_from_it(
     def not_here(_: object) -> None:
         raise errors.NotLeader(broker_id=0, partition=closed.label)
 
-    monkeypatch.setattr(closed, "renew", not_here)
+    monkeypatch.setattr(closed.staged, "renew", not_here)
     clock.advance(20 * HOUR)
     broker.stub.Renew(pb.RenewRequest(family=family_of(write.producer), batch_id=0), timeout=30)
     clock.advance(20 * HOUR)
@@ -1088,7 +1092,7 @@ def test_what_is_staged_is_listed_with_its_facts_for_one_transaction_or_for_all(
     first, second = staging.list_staged(pb.ListStagedRequest(), hosted).sets
     assert (first.transactional_id, first.version, first.commit_uuid) == (TRANSACTION, 4, b"c" * 16)
     assert (second.transactional_id, second.partition, second.version) == ("", 1, -1)
-    sizes = [partition.staged_size_bytes for partition in hosted.partitions]
+    sizes = [partition.staged.size_bytes for partition in hosted.partitions]
     assert all(sizes)
     assert staging.staged_bytes(hosted) == sum(sizes)
 
@@ -1099,7 +1103,7 @@ def test_a_hint_that_one_partition_cannot_take_reaches_the_others(hosted: Any) -
     request.partitions.add(topic_id=bytes(16), partition=0, uuids=[part.uuid])
     request.partitions.add(topic_id=TOPIC_ID, partition=0, uuids=[part.uuid])
     staging.abort(request, hosted)
-    assert not hosted.partitions[0].staged()
+    assert not hosted.partitions[0].staged.all()
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -1107,7 +1111,7 @@ def test_a_partition_that_forgets_learns_whether_the_decision_stays(
     hosted: Any, monkeypatch: pytest.MonkeyPatch, stays: bool
 ) -> None:
     forgotten: list[tuple[str, int, bool]] = []
-    monkeypatch.setattr(hosted.partitions[0], "forget_staged", lambda *facts: forgotten.append(facts))
+    monkeypatch.setattr(hosted.partitions[0].staged, "forget", lambda *facts: forgotten.append(facts))
     request = pb.ForgetStagedRequest(transactional_id=TRANSACTION, batch_id=3, stays=stays)
     request.partitions.add(topic_id=TOPIC_ID, partition=0)
     staging.forget(request, hosted)
@@ -1124,7 +1128,7 @@ def test_a_prepare_waits_behind_the_work_on_its_partition_and_says_that_it_queue
     try:
         [answer] = staging.prepare(preparing(part), hosted, jobs, 0.1).partitions
         assert (answer.unfinished, answer.queued) == (True, True)
-        assert answer.progress == sum(each.staged_work for each in hosted.partitions)
+        assert answer.progress == sum(each.staged.work for each in hosted.partitions)
     finally:
         may_go_on.set()
         assert before.wait(60)
@@ -1132,13 +1136,13 @@ def test_a_prepare_waits_behind_the_work_on_its_partition_and_says_that_it_queue
     assert (answer.unfinished, answer.queued, answer.progress) == (False, False, 0)
 
 
-@pytest.mark.parametrize("size", ["unsynced_staged_bytes", "prepared_bytes"])
+@pytest.mark.parametrize("size", ["unsynced_bytes", "prepared_bytes"])
 def test_a_large_prepare_is_a_job_of_its_commit_and_version(
     hosted: Any, jobs: StagedJobs, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     part = staged_at(hosted)
     large = 1 << 40
-    monkeypatch.setattr(Partition, size, property(lambda _: large) if size[0] == "u" else lambda *_: large)
+    monkeypatch.setattr(StagedWrites, size, property(lambda _: large) if size[0] == "u" else lambda *_: large)
     asked: list[Any] = []
     ask = jobs.syncs.ask
     monkeypatch.setattr(jobs.syncs, "ask", lambda *facts: asked.append(facts[:2]) or ask(*facts))
@@ -1207,14 +1211,19 @@ def test_a_partition_that_is_closed_while_it_is_resolved_keeps_no_other_from_it(
     decisions.write_decision(host.metadata.session, write.decision(-1))
     asked: list[str] = []
 
-    def apply_but_to_the_first(partition: Partition, *arguments: Any) -> Any:
-        asked.append(partition.label)
-        if len(asked) == 1:
-            raise partition.role.not_here()
-        return apply(partition, *arguments)
+    def apply_but_to_the_first(partition: Partition) -> Callable[..., Any]:
+        apply = partition.staged.apply
 
-    apply = Partition.apply
-    monkeypatch.setattr(Partition, "apply", apply_but_to_the_first)
+        def applied(*arguments: Any) -> Any:
+            asked.append(partition.label)
+            if len(asked) == 1:
+                raise partition.role.not_here()
+            return apply(*arguments)
+
+        return applied
+
+    for partition in host.hosted.values():
+        monkeypatch.setattr(partition.staged, "apply", apply_but_to_the_first(partition))
     broker.broker.in_doubt.resolve(0)
     assert sorted(asked) == ["t-0", "t-1"]
     assert values_in(broker, topic, int(asked[1][-1])) == [b"a"]

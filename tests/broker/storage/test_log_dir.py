@@ -733,15 +733,15 @@ def prepared(partition: Partition) -> None:
 
 
 def apply(partition: Partition) -> None:
-    partition.apply("x", PRODUCER, 0, b"%016d" % 0)
+    partition.staged.apply("x", PRODUCER, 0, b"%016d" % 0)
     partition.log.checkpoint()
 
 
 def stage_more(partition: Partition) -> None:
-    partition.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
-    partition.abort_parts([b"u" * 16])
-    partition.drop(b"%016d" % 0, 5)
-    partition.expire((), partition._staging._now() + 1)  # removes the file
+    partition.staged.stage(b"u" * 16, [staged_batch(0, batch_id=1)])
+    partition.staged.abort([b"u" * 16])
+    partition.staged.drop(b"%016d" % 0, 5)
+    partition.staged.expire((), partition._staging._now() + 1)  # removes the file
     prepared(partition)
 
 
