@@ -206,9 +206,18 @@ class Partition:
         return self._reader.view.size_bytes
 
     def offset_for_timestamp(self, timestamp_us: int, from_offset: int = 0) -> tuple[int, int | None] | None:
-        """The first readable record at or after a timestamp; see Reader."""
+        """The first readable record at or after a timestamp; see Reader.
+
+        Raises:
+            OffsetNotAvailable: it may be among what the last leader let readers read; see `end_for_readers`.
+        """
         with self.role.hosted():
-            return self._reader.offset_for_timestamp(timestamp_us, from_offset, self._readable_end.look)
+            look = self._readable_end.look
+            found = self._reader.offset_for_timestamp(timestamp_us, from_offset, look)
+            if found is None:
+                self._check_knows_end()
+                found = self._reader.offset_for_timestamp(timestamp_us, from_offset, look)  # it may be known just now
+            return found
 
     def reach(self, offset: int, max_bytes: int) -> tuple[int, int]:
         """The offset about `max_bytes` after an offset, and the bytes up to it; see `reach`."""
@@ -220,7 +229,10 @@ class Partition:
 
         Raises:
             OffsetOutOfRange: the offset is after the readable end.
+            OffsetNotAvailable: as `end_for_readers`.
         """
+        if offset == -1 or offset > self.readable_end_offset:
+            self._check_knows_end()
         start_offset, end_offset = self.start_offset, self.readable_end_offset
         if offset > end_offset:
             raise OffsetOutOfRange(

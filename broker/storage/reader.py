@@ -83,7 +83,8 @@ def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int
     """Find the offset about `max_bytes` after an offset. Uses only the indexes, and reads no file.
 
     Args:
-        end_offset: the result is at most this offset.
+        end_offset: the result is at most this offset, but never before `offset`: a new leader may not know yet that the
+            log goes further.
 
     Returns:
         (offset reached, bytes up to it). The offset is `end_offset`, or that of an index entry; then the bytes differ
@@ -93,7 +94,7 @@ def reach(view: View, offset: int, max_bytes: int, end_offset: int) -> tuple[int
     """
     offset = max(offset, view.start_offset)
     if offset >= end_offset:
-        return end_offset, 0
+        return offset, 0
     first = bisect_right(view.bases, offset) - 1
     position, _ = view.segments[first].index.before(offset)
     last, last_position = view.place(end_offset)

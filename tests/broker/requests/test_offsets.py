@@ -4,15 +4,19 @@ what of a request that fails."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from broker.replica.leadership import Pulse
 from broker.requests.offsets import delete_records, has_news, list_offsets
 from broker.storage.log_dir import LogDirectory
-from kafkalog.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicId
+from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.errors import InvalidRequest, OffsetNotAvailable, OffsetOutOfRange, UnknownTopicId
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
+from kafkalog.zk.registry import PartitionState
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.broker.storage.batches import make_batch
@@ -60,6 +64,35 @@ def test_every_place_is_listed_with_the_size_of_the_log(host: Hosted) -> None:
     [reached] = listed(host, at(pb.ListOffset.AFTER_BYTES, from_offset=1, max_bytes=1 << 20))
     assert (reached.found, reached.offset) == (True, 5)
     assert 0 < reached.size_bytes <= log.view.size_bytes
+
+
+def test_a_new_leader_that_does_not_know_the_end_takes_no_record_for_missing(host: Hosted) -> None:
+    """Readers may have read it before; and positions do not go back (KIP-207)."""
+    partition = host.partitions[0]
+    state = PartitionState.only(0, "here")
+    both = replace(state, leader_epoch=5, replicas=(0, 1), isr=(0, 1), directories={0: "here", 1: "there"}, version=1)
+    partition.role.follow(1, 4)
+    partition.log.high_watermark = 2
+    partition.role.lead(both, [0, 1])
+    found, unknown, latest, reached = listed(
+        host,
+        at(pb.ListOffset.TIMESTAMP, timestamp_us=101),
+        at(pb.ListOffset.TIMESTAMP, timestamp_us=103),
+        at(pb.ListOffset.LATEST),
+        at(pb.ListOffset.AFTER_BYTES, from_offset=4, max_bytes=1 << 20),
+    )
+    assert (found.found, found.offset) == (True, 1)
+    for each in (unknown, latest):
+        assert isinstance(error_from_wire(each.error), OffsetNotAvailable)
+    assert (reached.found, reached.offset, reached.size_bytes) == (True, 4, 0)
+    for before in (-1, 4):
+        with pytest.raises(OffsetNotAvailable):
+            partition.delete_before(before)
+    assert partition.delete_before(2) == 2
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
+    assert partition.role.fetched(1, "there", pulse, 5, 5, -1, True, []) is None
+    [found, latest] = listed(host, at(pb.ListOffset.TIMESTAMP, timestamp_us=103), at(pb.ListOffset.LATEST))
+    assert (found.offset, latest.offset) == (3, 5)
 
 
 def test_of_a_batch_whose_times_differ_the_offset_to_look_from_is_listed(host: Hosted) -> None:
