@@ -38,7 +38,8 @@ def ranges(numbers: Iterable[int]) -> str:
 class Message(NamedTuple):
     """One record as a consumer sees it.
 
-    `timestamp_us` is in microseconds since the epoch; `headers` a tuple of (key, value) pairs, empty if there are none.
+    `timestamp_us` is in microseconds since the epoch; `headers` a tuple of (key, value) pairs, empty if there are none;
+    `leader_epoch` the one in which it was appended (KIP-320): if that ended before the record, the record was lost.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class Message(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    leader_epoch: int = -1
 
 
 class RecordMetadata(NamedTuple):

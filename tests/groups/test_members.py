@@ -575,7 +575,7 @@ def test_the_last_commit_of_a_slow_member_is_tried_though_its_lease_counts_as_lo
             membership._lost = UnknownMember(group=tested, member="one")
             membership._commit_own(membership._auto_commit(), offsets)
             with pytest.raises(NotOwner):
-                membership.commit({TopicPartition(tested, 0): 2})
+                membership.commit({TopicPartition(tested, 0): 2}, {})
             membership._lost = None
         assert one.committed([TopicPartition(tested, 0)]) == offsets
 

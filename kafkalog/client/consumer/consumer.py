@@ -29,6 +29,7 @@ from kafkalog.client.consumer.callbacks import Callback, InCallback, Subscriptio
 from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Membership
+from kafkalog.client.consumer.partition_fetch import NO_EPOCH
 from kafkalog.client.groups import Writer, commit_offsets, committed_offsets, offsets_with_epochs
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
@@ -447,30 +448,23 @@ class Consumer:
         group, membership = self._group_or_error(), self._membership
         if done is None and membership is not None:
             membership.commit_positions()
-        elif not (offsets := self._offsets_after(done)):
             return
-        elif membership is not None:
-            membership.commit(offsets)
-        else:
-            with self._fetcher.lock:
-                cursors = self._cursors.by_partition
-                if done is None:
-                    epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
-                else:
-                    epochs = self._cursors.epochs_of(offsets)
-            commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer, epochs)
-
-    def _offsets_after(
-        self, done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch | None
-    ) -> Mapping[TopicPartition, int]:
-        """What `commit` is to write. Raises InvalidArgument."""
+        offsets: Mapping[TopicPartition, int]
         if done is None:
-            return self._cursors.positions(self.assignment())
-        if isinstance(done, Message):
-            return {TopicPartition(done.topic, done.partition): done.offset + 1}
-        if isinstance(done, Mapping):
-            return arguments.offsets("done", done)
-        return _after(done) if isinstance(done, Sequence) else _behind(done)
+            with self._fetcher.lock:
+                offsets = self._cursors.positions(self.assignment())
+                cursors = self._cursors.by_partition
+                epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
+        else:
+            offsets, epochs = _named(done)
+        if not offsets:
+            return
+        if membership is not None:
+            membership.commit(offsets, epochs)
+            return
+        with self._fetcher.lock:
+            epochs = self._cursors.epochs_of(offsets) | epochs
+        commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer, epochs)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""
@@ -800,17 +794,30 @@ class Consumer:
             membership.abandon()
 
 
-def _after(messages: Sequence[object]) -> dict[TopicPartition, int]:
-    """The offset after the last of some messages in each partition. Raises InvalidArgument."""
-    offsets: dict[TopicPartition, int] = {}
-    for message in [messages] if isinstance(messages, TopicPartition) else messages:
+def _named(
+    done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch,
+) -> tuple[Mapping[TopicPartition, int], dict[TopicPartition, int | None]]:
+    """The offsets that `commit` is given, and the leader epochs that came with them. Raises InvalidArgument."""
+    if isinstance(done, Mapping):
+        return arguments.offsets("done", done), {}
+    if not isinstance(done, Sequence):
+        return _behind(done), {}
+    last: dict[TopicPartition, Message] = {}
+    for message in [done] if isinstance(done, Message | TopicPartition) else done:
         if isinstance(message, TopicPartition):
             raise InvalidArgument(reason=f"{message} has no offset to commit: give a dict of offsets by TopicPartition")
         if not isinstance(message, Message):
             raise InvalidArgument(reason=f"done has a {type(message).__name__} among its messages")
         partition = TopicPartition(message.topic, message.partition)
-        offsets[partition] = max(message.offset + 1, offsets.get(partition, 0))
-    return offsets
+        last[partition] = max(message, last.get(partition, message), key=_place)
+    offsets = {partition: message.offset + 1 for partition, message in last.items()}
+    return offsets, {p: message.leader_epoch for p, message in last.items() if message.leader_epoch != NO_EPOCH}
+
+
+def _place(message: Message) -> tuple[int, int]:
+    """Where a message comes in its partition. Of those that were read before and after the log was cut, these are the
+    later ones, although their offsets may be smaller."""
+    return message.leader_epoch, message.offset
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:

@@ -72,6 +72,7 @@ class Hand:
         cursor: of its partition; None: the hand is empty.
         message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
             begins there.
+        end_offset, read_in: of an Arrow batch, its end and the leader epoch in which the log had it; -1 of messages.
         is_unseen: the Arrow batch was made, or messages were taken to be handed out together, and were not handed out.
         is_untaken: a thread waits for records on behalf of an event loop, or has waited for these; the loop has not
             taken them.
@@ -79,12 +80,23 @@ class Hand:
         given_up: when the iterator was closed with this in hand; None: it was not closed.
     """
 
-    __slots__ = ("cursor", "given_up", "is_unseen", "is_untaken", "made", "message", "offset")
+    __slots__ = (
+        "cursor",
+        "end_offset",
+        "given_up",
+        "is_unseen",
+        "is_untaken",
+        "made",
+        "message",
+        "offset",
+        "read_in",
+    )
 
     def __init__(self, *, is_untaken: bool = False) -> None:
         self.cursor: Cursor | None = None
         self.message: Message | None = None
-        self.offset = -1
+        self.offset = self.end_offset = -1
+        self.read_in: int | None = None
         self.is_unseen = False
         self.is_untaken = is_untaken
         self.made = next(_moments)
@@ -93,6 +105,7 @@ class Hand:
     def take_from(self, cursor: Cursor, offset: int) -> None:
         """Lock held: the iterator hands out records of that partition next, from that offset on."""
         self.cursor, self.message, self.offset, self.is_unseen = cursor, None, offset, False
+        self.end_offset = -1
         cursor.hands.add(self)
         cursor.was_taken = True
 
@@ -135,6 +148,7 @@ class Cursor:
         lease: nothing of it is handed out after its end; None: it has none.
         named: the last commit by name since it was sought; None: there was none.
         resume: the offset to restart from, while records are being moved; None: none are.
+        is_sought: `resume` was named by the application: the records before it may not have been read.
     """
 
     __slots__ = (
@@ -143,6 +157,7 @@ class Cursor:
         "end_offset",
         "hands",
         "hold",
+        "is_sought",
         "lease",
         "left",
         "named",
@@ -166,6 +181,7 @@ class Cursor:
         self.hold = Hold.NONE
         self.named: Named | None = None
         self.resume: int | None = None
+        self.is_sought = False
 
     def has_ended(self) -> bool:
         """Whether its lease has."""
@@ -192,12 +208,16 @@ class Cursor:
     def read_in(self) -> int | None:
         """A leader epoch in which the log had all that was handed out; None: not known. While a reset is pending, what
         is handed out is of the log from before, and the reader is past the reset."""
-        return self.source.reader.read_in if self.source.reset_to is None else None
+        source = self.source
+        return source.reader.read_in if source.reset_to is None else source.read_before
 
     def epoch_of(self, offset: int) -> int | None:
         """Lock held: the leader epoch that belongs to an offset which the application names; None: not known. Unless it
-        is where the cursor stands, before or after what is in hand, it may come from elsewhere, or have been read
-        before the log was cut."""
+        is where the cursor stands, before or after what is in hand, or in an Arrow batch in hand, it may come from
+        elsewhere, or have been read before the log was cut."""
+        for hand in self.hands:
+            if hand.offset < offset <= hand.end_offset:
+                return hand.read_in
         return self.read_in() if offset in (self.position(), self.next_offset()) else None
 
     def is_through(self) -> bool:
@@ -256,7 +276,7 @@ class Cursor:
         return self.next_offset()
 
     def seek(self, offset: int) -> None:
-        self.resume, self.named, self.was_taken = offset, None, True
+        self.resume, self.is_sought, self.named, self.was_taken = offset, True, None, True
         self.hands.clear()
         self.restart()
 
@@ -264,9 +284,10 @@ class Cursor:
         """Fetch again from `resume`, if it is set: a move was interrupted, so what has arrived is unknown."""
         at = self.resume
         if at is not None:
+            read_in = None if self.is_sought else self.read_in()
             self._forget()
-            self.source.go_to(at)
-            self.offset, self.resume = at, None
+            self.source.go_to(at, read_in)
+            self.offset, self.resume, self.is_sought = at, None, False
 
     def forget_given_up(self, asking: Hand) -> None:
         """`asking` wants a record: mark as processed what is in hands that were given up before it was made.
@@ -630,6 +651,7 @@ class Cursors:
         decoded = list(self._decoded(source, batches))
         built = cursor.builder.build(decoded)
         hand.take_from(cursor, cursor.offset)
+        hand.end_offset, hand.read_in = batches[-1].header.end_offset, cursor.read_in()
         cursor.offset, cursor.resume, hand.is_unseen = batches[-1].header.end_offset, None, True
         return built
 

@@ -53,7 +53,8 @@ def messages(partition: TopicPartition, decoded: Decoded) -> list[Message]:
     keys = binary_values(columns.column("key")) if attributes & HAS_KEY else repeat(None)
     values = binary_values(columns.column("value"))
     headers = _headers(columns.column("headers")) if attributes & HAS_HEADERS else repeat(())
-    fields = zip(repeat(partition.topic), repeat(partition.partition), offsets, stamps, keys, values, headers)
+    topic, number, epochs = repeat(partition.topic), repeat(partition.partition), repeat(header.leader_epoch)
+    fields = zip(topic, number, offsets, stamps, keys, values, headers, epochs)  # noqa: B905
     return list(map(tuple.__new__, repeat(Message), fields))
 
 

@@ -65,7 +65,9 @@ class Source:
         asked: the unanswered request for it.
         trouble: set while only this partition cannot be read (no broker has opened its log, or none can); retried.
         doubted_at: when its offset was first past the end of the log, by an answer that is not confirmed yet.
-        reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending.
+        reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending. What has
+            arrived is before it up to there, and from it on behind.
+        read_before: the leader epoch in which the log had what was read before the reset; None: not known.
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id, leader_epoch: of its leader, as last reported.
         since: when it was begun. Older metadata does not say that its topic was deleted.
@@ -83,6 +85,7 @@ class Source:
         "failure",
         "is_dry",
         "leader_epoch",
+        "read_before",
         "reader",
         "reset_to",
         "since",
@@ -105,6 +108,7 @@ class Source:
         self.trouble: _Trouble | None = None
         self.doubted_at: float | None = None
         self.reset_to: int | None = None
+        self.read_before: int | None = None
         self.is_dry = False
         self.broker_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -112,10 +116,13 @@ class Source:
         self.turn = self.turn_bytes = 0
 
     def take(self, rows: int, size: int) -> list[FetchedBatch]:
-        """Remove and return the next arrived batches: one, and more until there are that many records or bytes."""
-        taken = []
-        arrived = self.arrived
+        """Remove and return the next arrived batches: one, and more until there are that many records or bytes, or a
+        reset comes."""
+        taken: list[FetchedBatch] = []
+        arrived, end = self.arrived, self.reset_to
         while arrived and rows > 0 and size > 0:
+            if end is not None and taken and arrived[0].start_offset >= end:
+                break
             batch = arrived.popleft()
             taken.append(batch)
             length = batch.header.length
@@ -126,21 +133,36 @@ class Source:
         return taken
 
     def put_back(self, batches: Sequence[FetchedBatch]) -> None:
-        """Put batches that were taken back to the front."""
+        """Put batches that were taken back to the front, without those that a reset has made another's since."""
+        end = self.reset_to
+        if end is not None:
+            batches = [batch for batch in batches if batch.header.end_offset <= end]
         self.arrived.extendleft(reversed(batches))
         size = sum(batch.header.length for batch in batches)
         self.arrived_bytes += size
         self.turn_bytes += size
 
-    def go_to(self, offset: int) -> None:
-        """Drop what has arrived, and continue at another offset."""
+    def reset(self, offset: int) -> None:
+        """Continue at another offset after what has arrived. What has arrived from there on is of a log that is gone,
+        or is fetched again."""
+        if self.reset_to is None:
+            self.read_before = self.reader.read_in
+        while self.arrived and self.arrived[-1].header.end_offset > offset:
+            batch = self.arrived.pop()
+            self.arrived_bytes -= batch.header.length
+            offset = min(offset, batch.start_offset)
+        self.reader.go_to(offset)
+        self.reset_to = offset
+
+    def go_to(self, offset: int, last_epoch: int | None = None) -> None:
+        """Drop what has arrived, and continue at another offset; `last_epoch` as of `PartitionFetch`."""
         self.arrived.clear()
         self.arrived_bytes = 0
         self.error = self.failure = self.trouble = None
         self.asked = None  # its answer is ignored
+        self.reader.go_to(offset, last_epoch)
         self.reset_to = self.doubted_at = None
         self.is_dry = False
-        self.reader.offset = offset
 
 
 class _Asked:
@@ -667,8 +689,7 @@ class Fetcher:
             source.error = error
         else:
             log.warning("offset_reset", partition=str(source.topic_partition), to=where, reason=str(error))
-            source.reader.offset = target
-            source.reset_to = target
+            source.reset(target)
 
     def _is_paused(self, broker_id: int) -> bool:
         trouble = self._troubles.get(broker_id)

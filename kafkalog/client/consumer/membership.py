@@ -853,9 +853,12 @@ class Membership:
             except NotOwner as error:  # news of that come
                 log.info("group_commit_refused", group=self._group, member=self._name, reason=str(error))
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int | None]) -> None:
         """Commit offsets that the application names. A partition's is not undone by a commit of its position; one that
         is named after the last record was handed back, as in `on_revoked`, is the last.
+
+        Args:
+            epochs: the leader epochs that came with offsets; those of others are looked up.
 
         Raises:
             NotOwner: this member does not own one of them (any more), or has lost the record in the meantime.
@@ -869,7 +872,8 @@ class Membership:
                 self._note_named(offsets, noted)
                 # After it: a commit of a position finds the offset named, or is an earlier one. And before the next one
                 # is named, so that the last name is that of the last commit.
-                commit = commit._replace(order=next(self._orders), epochs=self._cursors.epochs_of(offsets))
+                epochs = {**self._cursors.epochs_of(offsets), **epochs}
+                commit = commit._replace(order=next(self._orders), epochs=epochs)
             for part in _parts(offsets):
                 self._commit_part(commit, {partition: offsets[partition] for partition in part})
                 for partition in part:

@@ -36,7 +36,7 @@ class PartitionFetch:
     new epoch may a log have been cut.
 
     Args:
-        offset: the next to be fetched; may be set.
+        offset: the next to be fetched; `go_to` sets it.
         last_epoch: of the batch before it, or a later one in which that was read; None: not known.
     """
 
@@ -54,10 +54,11 @@ class PartitionFetch:
     def offset(self) -> int:
         return self._offset
 
-    @offset.setter
-    def offset(self, offset: int) -> None:
+    def go_to(self, offset: int, last_epoch: int | None = None) -> None:
+        """Continue at another offset; `last_epoch` as above."""
         self._offset = offset
-        self._last_epoch = self._agreed_in = NO_EPOCH
+        self._last_epoch = NO_EPOCH if last_epoch is None else last_epoch
+        self._agreed_in = NO_EPOCH
         self._hint = None
 
     @property

@@ -446,11 +446,11 @@ def test_a_commit_that_reaches_no_broker_ends_no_member(
     commit = Membership.commit
     failed: list[Any] = []
 
-    def failing(membership: Membership, offsets: Any) -> None:
+    def failing(membership: Membership, offsets: Any, epochs: Any) -> None:
         if any(offsets.values()) and len(failed) < 2:
             failed.append(offsets)
             raise BrokerUnreachable(address="it", reason="it is away")
-        commit(membership, offsets)
+        commit(membership, offsets, epochs)
 
     monkeypatch.setattr(Membership, "commit", failing)
     monkeypatch.setattr(records, "_COMMIT_EVERY", 1)

@@ -284,10 +284,11 @@ def commit_elsewhere(consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("is_subscribed", [False, True])
-def test_only_an_offset_where_the_consumer_stands_is_committed_with_a_leader_epoch(
+def test_an_offset_that_is_named_is_committed_with_a_leader_epoch_only_where_the_consumer_stands(
     cluster: LocalCluster, filled: TopicPartition, is_subscribed: bool
 ) -> None:
-    """Another one may be past what it has read, or be of the log before it was cut: a restart would be told wrongly."""
+    """Another one may be past what it has read, or be of the log before it was cut: a restart would be told wrongly. A
+    message has its own."""
     group = filled.topic
     with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
         if is_subscribed:
@@ -303,15 +304,23 @@ def test_only_an_offset_where_the_consumer_stands_is_committed_with_a_leader_epo
         messages = consumer.messages(timeout=30)
         first, last = [next(messages) for _ in range(10)][::9]
         assert committed({filled: 80}) == (80, False), "it comes from elsewhere"
-        assert committed(first) == (1, False), "it was read before"
-        assert committed(last) == (10, True), "it is in hand"
-        assert committed({filled: 9}) == (9, True)
-        assert committed([first]) == (1, False)
+        assert committed(first) == (1, True)
+        assert committed({filled: 2}) == (2, False), "it was read before"
+        assert committed(last) == (10, True)
+        assert committed({filled: 9}) == (9, True), "it is in hand"
+        assert committed([first, last]) == (10, True)
+        assert committed([first._replace(leader_epoch=last.leader_epoch + 1), last]) == (1, True), "it was read later"
+        assert committed(first._replace(offset=4, leader_epoch=-1)) == (5, False)
         if not is_subscribed:
             assert committed(None) == (9, True)
-        cursor = consumer._cursors.by_partition[filled]
-        cursor.source.reset_to = 5  # the log was cut there, and what has arrived before is handed out still
-        assert committed(last) == (10, False), "the reader is past the reset"
+        source = consumer._cursors.by_partition[filled].source
+        source.reset(5)  # the log was cut there, and what has arrived before is handed out still
+        assert source.reader.read_in is None
+        assert committed({filled: 9}) == (9, True), "of the log before it was cut"
+        batch = next(consumer.arrow_batches(timeout=30))
+        end = batch.column("offset")[-1].as_py() + 1
+        source.reset(5)
+        assert committed(batch) == (end, True)
 
 
 @pytest.mark.parametrize("iterate", ["consumer", "messages", "stream"])
@@ -814,11 +823,54 @@ def test_a_reset_is_over_with_the_first_batch_from_where_it_went(
     source = fetcher_module.Source(TopicPartition("t", 0), b"t" * 16, 10)
     source.reset_to = 60
     if first is not None:
-        header: Any = SimpleNamespace(length=1)
-        source.put_back([FetchedBatch(header, memoryview(b""), first)])
+        source.arrived.append(arrived(first, first + 10))
     cursor = cursors_module.Cursor(source)
     assert cursor.next_offset() == next_offset
     assert (source.reset_to is None) is is_there
+
+
+def arrived(offset: int, end_offset: int) -> FetchedBatch:
+    header: Any = SimpleNamespace(length=1, end_offset=end_offset, record_count=1)
+    return FetchedBatch(header, memoryview(b""), offset)
+
+
+def test_what_has_arrived_of_a_log_that_was_cut_since_is_not_handed_out() -> None:
+    source = fetcher_module.Source(TopicPartition("t", 0), b"t" * 16, 10)
+    cursor = cursors_module.Cursor(source)
+    old = [arrived(10, 20), arrived(20, 30), arrived(30, 40)]
+    source.put_back(old)
+    source.reader.go_to(40, 3)
+    source.reset(20)
+    assert (list(source.arrived), source.arrived_bytes, source.reader.offset) == (old[:1], 1, 20)
+    assert (source.reader.read_in, cursor.read_in()) == (None, 3), "what is handed out is of the log from before"
+    new = arrived(20, 25)
+    source.arrived.append(new)
+    assert cursor.next_offset() == 10
+    assert source.take(1000, 1 << 20) == old[:1]
+    source.put_back(old[:2])  # as of a partition that is held
+    assert list(source.arrived) == [old[0], new]
+    source.take(1, 1)
+    assert (cursor.next_offset(), source.reset_to) == (20, None)
+    source.reset(15)  # in the middle of a batch: what is before it is fetched again
+    source.reset(12)
+    assert (list(source.arrived), source.reader.offset) == ([], 12)
+
+
+def test_a_restart_keeps_the_leader_epoch_of_what_was_read_and_a_seek_does_not() -> None:
+    """Without it nobody finds out that the log was cut meanwhile."""
+    source = fetcher_module.Source(TopicPartition("t", 0), b"t" * 16, 10, 3)
+    cursor = cursors_module.Cursor(source)
+    cursor.cut()
+    cursor.restart()
+    assert (source.reader.offset, cursor.read_in()) == (10, 3)
+    source.reset(5)
+    cursor.resume = 10
+    cursor.restart()
+    assert (source.reader.offset, source.reset_to, cursor.read_in()) == (10, None, 3), (
+        "its leader says again where it ends"
+    )
+    cursor.seek(10)
+    assert (source.reader.offset, cursor.read_in()) == (10, None)
 
 
 def test_a_topic_deleted_under_a_consumer_is_reported(
@@ -1065,7 +1117,7 @@ def test_arrow_batches_hold_what_messages_hold(
         for row in table.to_pylist()
     ]  # fmt: skip
     order = lambda message: (message.partition, message.offset)  # noqa: E731
-    assert sorted(found, key=order) == sorted(messages, key=order)
+    assert sorted(found, key=order) == sorted((Message(*each[:-1]) for each in messages), key=order)
 
 
 # --- threads, brokers, processes -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tests.kafkalog.client.consumer.batches import stamped, with_offsets
 from tests.whole_batch import check_batch
 
 T7 = TopicPartition("t", 7)
+EPOCH = 1
 KEYS = [b"k0", None, b"k2", b""]
 VALUES = [None, b"v1", b"", b"v3"]
 TIMES = [30, 10, 20, 40]
@@ -43,10 +44,10 @@ def compacted(offsets: Sequence[int], first: int | None = None) -> Decoded:
 
 
 EXPECTED = [
-    Message("t", 7, 100, 30, b"k0", None, ()),
-    Message("t", 7, 101, 10, None, b"v1", (("h", b"1"), ("h", None))),
-    Message("t", 7, 102, 20, b"k2", b"", ()),
-    Message("t", 7, 103, 40, b"", b"v3", (("i", b""),)),
+    Message("t", 7, 100, 30, b"k0", None, (), EPOCH),
+    Message("t", 7, 101, 10, None, b"v1", (("h", b"1"), ("h", None)), EPOCH),
+    Message("t", 7, 102, 20, b"k2", b"", (), EPOCH),
+    Message("t", 7, 103, 40, b"", b"v3", (("i", b""),), EPOCH),
 ]
 
 
@@ -65,7 +66,9 @@ def test_a_batch_of_which_a_piece_is_wanted_gives_that_piece(skipped: int, count
 
 
 def test_columns_that_are_absent_have_what_the_header_says() -> None:
-    assert messages(T7, plain(50, 2)) == [Message("t", 7, offset, 5, None, b"%d" % offset, ()) for offset in (50, 51)]
+    assert messages(T7, plain(50, 2)) == [
+        Message("t", 7, offset, 5, None, b"%d" % offset, (), EPOCH) for offset in (50, 51)
+    ]
 
 
 def test_a_compacted_batch_keeps_its_offsets() -> None:
@@ -102,6 +105,7 @@ def from_arrow(batch: pa.RecordBatch) -> list[Message]:
         Message(
             row["topic"], row["partition"], row["offset"], time, row["key"], row["value"],
             tuple((pair["key"], pair["value"]) for pair in row["headers"] or ()),
+            EPOCH,
         )
         for row, time in zip(batch.to_pylist(), times, strict=True)
     ]  # fmt: skip

@@ -200,7 +200,7 @@ def test_an_offset_past_the_end_is_asked_for_again_when_it_is_known_who_leads_no
     source = waiting.sources[0]
 
     def answered(offset: int) -> tuple[type[KafkalogError] | None, int | None]:
-        source.reader.offset = offset
+        source.reader.go_to(offset)
         asked = source.asked = fetcher_module._Asked()
         asked.sources.append(source)
         error = OffsetOutOfRange(offset=offset, partition="t-0", start_offset=3, end_offset=8)
@@ -594,7 +594,7 @@ def test_a_source_with_an_error_is_not_asked_for_and_a_seek_leaves_nothing_of_wh
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
     source: Any = waiting.sources[0]
-    batch: Any = SimpleNamespace(header=SimpleNamespace(length=1 << 30))
+    batch: Any = SimpleNamespace(header=SimpleNamespace(length=1 << 30, end_offset=5))
     source.put_back([batch])
     source.error = source.failure = UnknownTopicId(topic_id="74")
     source.reset_to = 7

@@ -48,7 +48,7 @@ def test_a_request_says_which_partition_from_where_and_how_much() -> None:
     part = asked(partition)
     assert (part.topic_id, part.partition, part.offset, part.max_bytes) == (b"i" * 16, 3, 42, 10)
     assert not part.HasField("hint")
-    partition.offset = 7
+    partition.go_to(7)
     assert (partition.offset, asked(partition).offset) == (7, 7)
 
 
@@ -83,7 +83,7 @@ def test_where_a_batch_stands_on_the_disk_is_not_said_of_another_place_nor_where
     partition = fetch(0)
     assert taken(partition, batches(3)) == [(0, 3)]
     if event == "a seek":
-        partition.offset = 6
+        partition.go_to(6)
     else:
         with pytest.raises(CorruptBatch):
             partition.take(answer(), memoryview(damaged(batches(3, 3))[len(batches(3)) :]))
@@ -207,7 +207,7 @@ def test_the_leader_is_asked_once_in_each_of_its_epochs_whether_it_has_what_was_
     assert (partition.read_in, epochs(3)) == (2, (3, 1)), "it has not answered yet"
     taken(partition, b"")
     assert (partition.read_in, epochs(3)) == (3, (3, -1))
-    partition.offset = 9
+    partition.go_to(9)
     assert (partition.read_in, epochs(4)) == (None, (4, -1)), "it was sought"
     taken(partition, b"")
     assert (partition.read_in, epochs(5)) == (4, (5, 4)), "nothing was read, but the log reached that far"

@@ -67,6 +67,13 @@ def test_consumers_find_out_that_what_they_have_read_is_gone(brokers: Brokers) -
         with by_hand(brokers, 0) as consumer:
             values(consumer, KEPT + LOST)
             consumer.commit({T0: KEPT + LOST})
+        listing = Consumer(brokers.bootstrap_servers, "listing", auto_offset_reset="earliest")
+        listing.assign({T0: 0})
+        before = listing.consume(KEPT + LOST, timeout=30)
+        interrupted = assigned(brokers, "earliest")
+        assert len(values(interrupted, KEPT + LOST)) == KEPT + LOST
+        with interrupted._fetcher.lock:
+            interrupted._fetcher._restart_all()  # as after Ctrl-C in a wait
         at_the_end = by_hand(brokers, "latest")
         waited_for(lambda: at_the_end.poll(0.1) is None and at_the_end._cursors.by_partition[T0].read_in() is not None)
 
@@ -75,13 +82,21 @@ def test_consumers_find_out_that_what_they_have_read_is_gone(brokers: Brokers) -
         wait_in_sync(admin, "t", [follower])
         send(brokers, "new", NEW)
 
-        for reset in ("earliest", "latest"):
-            assert values(going_on[reset], NEW) == named("new", *range(NEW)), "from where the logs part"
+        for consumer in (going_on["earliest"], going_on["latest"], interrupted):
+            assert values(consumer, NEW) == named("new", *range(NEW)), "from where the logs part"
+        since = listing.consume(2, timeout=30)
+        listing.commit(before + since)
+        assert listing.committed() == {T0: KEPT + 2}, "what was read later, although its offset is smaller"
+        listing.commit(before)
+        with Consumer(brokers.bootstrap_servers, "listing") as restarted:
+            restarted.assign({T0: "committed"})
+            with pytest.raises(LogTruncated):
+                values(restarted, NEW)
         with subscribed(brokers, "earliest") as consumer:
             assert values(consumer, NEW) == named("new", *range(NEW)), "a committed offset has its epoch"
         for consumer in (going_on["error"], at_the_end, by_hand(brokers, "committed")):
             with consumer, pytest.raises(LogTruncated) as truncated:
                 values(consumer, NEW)
             assert (truncated.value.facts["offset"], truncated.value.facts["end_offset"]) == (KEPT + LOST, KEPT)
-        for reset in ("earliest", "latest"):
-            going_on[reset].close()
+        for consumer in (going_on["earliest"], going_on["latest"], interrupted, listing):
+            consumer.close()

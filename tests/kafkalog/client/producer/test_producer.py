@@ -90,7 +90,7 @@ def test_everything_of_a_record_is_read_back(cluster: LocalCluster, made: str, c
     for number, (delivery, value, key, stamp, pairs) in enumerate(sent):
         metadata = delivery.result()
         message = found[number % 2][number // 2]
-        assert message == Message(made, number % 2, number // 2, metadata.timestamp_us, key, value, pairs)
+        assert message[:7] == (made, number % 2, number // 2, metadata.timestamp_us, key, value, pairs)
         assert metadata == RecordMetadata(made, number % 2, number // 2, stamp or metadata.timestamp_us)
 
 
