@@ -268,8 +268,12 @@ class Leadership:
         return all(member is not None and member.pulse.proven_at >= since for member in members)
 
     def asked_to_join(self, joining: Joining) -> None:
-        """From now on the high watermark counts a replica, until the outcome is known (rule 3)."""
+        """From now on the high watermark counts a replica, until the outcome is known (rule 3). However far behind the
+        leader's end it joins, it gets the whole time of a member to reach it."""
         self.joining[joining.broker_id] = joining
+        follower = self._followers.get((joining.broker_id, joining.directory))
+        if follower is not None:
+            follower.caught_up_at = max(follower.caught_up_at, follower.pulse.at)
 
     def nothing_asked(self) -> None:
         """What was asked for is in the state that was adopted last, or will never be written."""

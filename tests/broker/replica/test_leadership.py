@@ -103,6 +103,19 @@ def test_a_replica_joins_with_all_from_before_the_epoch_also_while_the_set_is_to
     assert not below.fetched(7, "d", Pulse(101.0, 1, 0), 14, True, 0, 14)  # no replica of it
 
 
+def test_a_replica_that_joins_far_behind_has_the_time_of_a_member_to_come_to_the_end() -> None:
+    """It left at the next look, and joined with the next fetch, some twenty times a second."""
+    below = leading(0, watermark=3)
+    assert fetched(below, 2, 10, 900, now=150.0)
+    assert joining(below, 900, 150.0) == [Joining(2, 1, "c")]
+    below.asked_to_join(Joining(2, 1, "c"))
+    assert below.adopt(replace(state(0, 2), version=below.state.version + 1))
+    below.nothing_asked()
+    fetched(below, 2, 20, 1000, now=151.0)
+    assert leaving(below, 159.0, 1000) == []
+    assert leaving(below, 161.0, 1000) == [2]
+
+
 def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
     leadership = leading(0, 1)
     fetched(leadership, 1, 10, 10, is_whole=False)
