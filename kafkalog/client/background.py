@@ -19,12 +19,29 @@ class _HasClose(Protocol):
 _Closable = TypeVar("_Closable", bound=_HasClose)
 
 
+class BackgroundCall(Future[_Result]):
+    """A call that another thread makes.
+
+    Attributes:
+        has_ended: as `done()`, but takes no lock: that of a future is taken by Python code, and a KeyboardInterrupt
+            there leaves it locked for ever. For threads that users interrupt.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_ended = False
+        self.add_done_callback(self._note_end)
+
+    def _note_end(self, _: object) -> None:
+        self.has_ended = True
+
+
 def in_background(
     call: Callable[[], _Result],
     on_done: Callable[[Future[_Result]], object] = lambda _: None,
     *,
     here_if_need_be: bool = False,
-) -> Future[_Result]:
+) -> BackgroundCall[_Result]:
     """Begin a call; the future gets its result or error, or OutOfThreads. The process's end does not wait for it.
 
     Args:
@@ -32,7 +49,7 @@ def in_background(
         on_done: called with the future when it is done. It is the future's before the thread starts: an interrupt
             between the two would leave a call whose end nobody learns of.
     """
-    future: Future[_Result] = Future()
+    future: BackgroundCall[_Result] = BackgroundCall()
     future.add_done_callback(on_done)
 
     def run() -> None:

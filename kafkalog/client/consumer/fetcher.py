@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from kafkalog.client.background import close_result, in_background
+from kafkalog.client.background import BackgroundCall, close_result, in_background
 from kafkalog.client.cluster import LOOK_SECONDS, NO_LEADER, QUIET_SECONDS, Cluster, longest_pause
 from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
@@ -217,14 +217,14 @@ class Fetcher:
         cluster: Cluster,
         settings: ConsumerSettings,
         restart: Callable[[], None],
-        begin: Callable[[Callable[[], Any], Callable[[Future[Any]], object]], Future[Any]] = in_background,
+        begin: Callable[[Callable[[], Any], Callable[[Future[Any]], object]], BackgroundCall[Any]] = in_background,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._begin = begin
         self._links: dict[int, Link[_Asked]] = {}  # the driving thread's own, as the next eight
-        self._connecting: dict[int, Future[DataConnection]] = {}  # by broker; those that nobody has taken yet
-        self._refreshing: tuple[float, Future[None]] | None = None  # a metadata request in flight, and since when
+        self._connecting: dict[int, BackgroundCall[DataConnection]] = {}  # by broker; those that nobody has taken yet
+        self._refreshing: tuple[float, BackgroundCall[None]] | None = None  # a request of metadata, and since when
         self._troubles: dict[int, _Trouble] = {}
         self._given_up: dict[int, KafkalogError] = {}  # by broker, the error of its sources; until it answers
         self._stale = False
@@ -463,7 +463,7 @@ class Fetcher:
             return self._links[broker_id]
         if broker_id not in self._connecting:
             self._connecting[broker_id] = self._begin(partial(self._cluster.connect_data, broker_id), self._on_done)
-        if not self._connecting[broker_id].done():
+        if not self._connecting[broker_id].has_ended:
             return None
         link = self._links[broker_id] = Link(self._connecting.pop(broker_id).result())
         return link
@@ -551,7 +551,7 @@ class Fetcher:
                 self._refreshing = begun_at, self._begin(refresh, self._on_done)
                 self._stale = False  # last: an interrupt before it has the question asked again
             begun_at, refreshing = self._refreshing
-            if not refreshing.done():
+            if not refreshing.has_ended:
                 return
             self._refreshing = None
             refreshing.result()

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafkalog.client.admin import ListedOffset, list_offsets
-from kafkalog.client.background import in_background
+from kafkalog.client.background import BackgroundCall, in_background
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.errors import KafkalogError, RetriableError, UnknownPartition, UnknownTopic, UnknownTopicId
 from kafkalog.events import get_logger
@@ -33,7 +32,7 @@ class _Asked(NamedTuple):
         topic_ids: of its topic and others, when it was asked for.
     """
 
-    future: Future[dict[TopicPartition, ListedOffset]]
+    future: BackgroundCall[dict[TopicPartition, ListedOffset]]
     topic_ids: Mapping[str, bytes]
 
 
@@ -85,7 +84,7 @@ class Starts:
         """What was found since the last call. What could not be had is looked up again after a pause. Raises
         KafkalogError: nothing was found, because of an error for good."""
         with self._changed:
-            done = {partition: asked for partition, asked in self._asked.items() if asked.future.done()}
+            done = {partition: asked for partition, asked in self._asked.items() if asked.future.has_ended}
             for partition in done:
                 del self._asked[partition]
         by_call: dict[int, list[TopicPartition]] = {}
@@ -144,6 +143,6 @@ class Starts:
                 failed |= dict.fromkeys(of_topic, error)
         return found
 
-    def _notify(self, _: Future[Any]) -> None:
+    def _notify(self, _: object) -> None:
         with self._changed:
             self._changed.notify_all()

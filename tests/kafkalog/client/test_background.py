@@ -24,6 +24,19 @@ def test_a_future_gets_the_result_or_the_error_and_reports_its_end() -> None:
     assert {done.get(timeout=60), done.get(timeout=60)} == set(calls)
 
 
+def test_a_call_has_ended_before_that_is_reported_and_is_asked_without_its_lock() -> None:
+    """An interrupt of who takes that lock may leave it locked."""
+    ended: queue.Queue[bool] = queue.Queue()
+    gate = threading.Event()
+    call = in_background(lambda: gate.wait(60), lambda _: ended.put(call.has_ended))
+    with call._condition:
+        asked: queue.Queue[bool] = queue.Queue()
+        threading.Thread(target=lambda: asked.put(call.has_ended), daemon=True).start()
+        assert asked.get(timeout=60) is False
+    gate.set()
+    assert ended.get(timeout=60) is True
+
+
 def test_the_end_of_the_process_waits_for_no_call() -> None:
     program = "import threading; from kafkalog.client.background import in_background as b; b(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

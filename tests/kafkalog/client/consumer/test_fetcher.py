@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kafkalog.client.background import BackgroundCall
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer import fetcher as fetcher_module
 from kafkalog.client.consumer.fetcher import Fetcher, Source
@@ -111,9 +112,9 @@ def errors(waiting: Fetcher) -> list[type[KafkalogError] | None]:
     return [None if source.error is None else type(source.error) for source in waiting.sources]
 
 
-def at_once(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> Future[Any]:
+def at_once(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> BackgroundCall[Any]:
     """What else a thread does."""
-    future: Future[Any] = Future()
+    future: BackgroundCall[Any] = BackgroundCall()
     future.add_done_callback(on_done)
     try:
         future.set_result(call())
@@ -423,8 +424,8 @@ def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came
     """A try that became due between the two asks again."""
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
-    asked: list[Future[Any]] = []
-    waiting._begin = lambda call, on_done: asked.append(Future()) or asked[-1]
+    asked: list[BackgroundCall[Any]] = []
+    waiting._begin = lambda call, on_done: asked.append(BackgroundCall()) or asked[-1]
     clock.now = 1.0
     waiting._refresh()
     clock.now = 2.0
@@ -437,7 +438,7 @@ def test_who_leads_is_known_as_of_when_it_was_asked_and_not_when_the_answer_came
 def test_a_connection_that_is_there_only_after_the_close_is_closed() -> None:
     cluster: Any = Unreachable()
     waiting = fetching(cluster)
-    made, closed = Future[Any](), list[bool]()
+    made, closed = BackgroundCall[Any](), list[bool]()
     waiting._begin = lambda call, on_done: made
     waiting._ask_all()
     assert waiting._connecting == {1: made}
@@ -1110,14 +1111,14 @@ def test_a_broker_that_answers_again_is_no_error_for_those_who_did_not_read_mean
 
 def test_a_connection_that_nobody_needs_any_more_is_closed_and_its_failure_is_forgotten() -> None:
     """The partition moved before it was there. When it moves back, it is connected to anew."""
-    futures: dict[int, Future[Any]] = {}
+    futures: dict[int, BackgroundCall[Any]] = {}
     closed: list[int] = []
     cluster: Any = Unreachable()
     cluster.connect_data = lambda broker_id: broker_id
     waiting = fetching(cluster)
 
-    def begin(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> Future[Any]:
-        futures[call()] = Future()
+    def begin(call: Callable[[], Any], on_done: Callable[[Future[Any]], object]) -> BackgroundCall[Any]:
+        futures[call()] = BackgroundCall()
         return futures[call()]
 
     waiting._begin = begin
