@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,8 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
 
 
 class NoThreads:
-    """While it is `on`, threads whose names it is asked about cannot be started: what `threading` says then."""
+    """While it is `on`, threads whose names it is asked about cannot be started: what `threading` says then. Those of
+    `in_background` have no name; it is asked about `kafkalog-background`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, names: Callable[[str], bool]) -> None:
         self.on = True
@@ -31,4 +33,12 @@ class NoThreads:
                 raise RuntimeError("can't start new thread")
             real(thread)
 
+        start_new_thread = _thread.start_new_thread
+
+        def start_unnamed(run: Callable[..., object], arguments: tuple[object, ...]) -> int:
+            if self.on and names("kafkalog-background"):
+                raise RuntimeError("can't start new thread")
+            return start_new_thread(run, arguments)
+
         monkeypatch.setattr(threading.Thread, "start", start)
+        monkeypatch.setattr(_thread, "start_new_thread", start_unnamed)

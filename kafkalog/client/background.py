@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -61,7 +61,7 @@ def in_background(
             future.set_result(result)
 
     try:
-        threading.Thread(target=run, name="kafkalog-background", daemon=True).start()
+        _thread.start_new_thread(run, ())  # `Thread.start` waits, and an interrupt there may keep `run` from its start
     except RuntimeError as error:
         if here_if_need_be:
             run()

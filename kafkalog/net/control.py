@@ -1,7 +1,7 @@
 """A client's connection to a broker's gRPC service. Failures are raised as errors of `errors.py`.
 
 A connection belongs to the process that made it: a forked child must leave it alone (`abandon`). Nothing connects at
-import. Knows no topics, retries or caches.
+import. No interrupt comes amid gRPC's code (`main_thread.py`). Knows no topics, retries or caches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import (
@@ -29,6 +30,7 @@ from kafkalog.errors import (
     RequestTooLarge,
 )
 from kafkalog.net.data import DataConnection
+from kafkalog.net.main_thread import off_main_thread
 from kafkalog.net.tcp import connect, format_address
 from kafkalog.wire import broker_pb2, dataport_pb2
 from kafkalog.wire.frames import common_version, error_from_wire
@@ -61,21 +63,21 @@ class PendingCall:
 
     @property
     def is_done(self) -> bool:
-        return bool(self._future.done())
+        return bool(off_main_thread(self._future.done))
 
     def result(self) -> Any:
         """The broker's answer; the call must be done. Raises as `ControlConnection.call` does."""
         import grpc
 
         try:
-            return self._future.result()
+            return off_main_thread(self._future.result)
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             if isinstance(error, grpc.FutureCancelledError):
                 raise Closed(what="call") from None
             raise self._translated(error) from None
 
     def cancel(self) -> None:
-        self._future.cancel()
+        off_main_thread(self._future.cancel)
         self._ended()  # gRPC reports the end later; a fork may come before
 
 
@@ -135,6 +137,9 @@ class ControlConnection:
                 connection was closed during the call; the broker may have received it.
             KafkalogError: the broker's error.
         """
+        return off_main_thread(partial(self._call, method, request, timeout_ms))
+
+    def _call(self, method: str, request: Any, timeout_ms: int) -> Any:
         import grpc
 
         with self._lock:
@@ -158,6 +163,9 @@ class ControlConnection:
         Args:
             done: called from another thread, once there is a result or the call was cancelled.
         """
+        return off_main_thread(partial(self._begin, method, request, timeout_ms, done))
+
+    def _begin(self, method: str, request: Any, timeout_ms: int, done: Callable[[], None]) -> PendingCall:
         with self._lock:
             future = self._method(method).future(request, timeout=timeout_ms / 1000)
             self._begun.add(future)
@@ -261,7 +269,7 @@ class ControlConnection:
             channel = self._take_channel()
         # Without the lock: gRPC waits for the ends of all calls, which one thread reports, and `begin` takes the lock
         # at each.
-        _close(channel)
+        off_main_thread(partial(_close, channel))
 
     def _take_channel(self) -> grpc.Channel | None:
         """Lock held."""

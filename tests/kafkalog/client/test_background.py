@@ -14,6 +14,7 @@ import pytest
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import BrokerUnreachable, OutOfThreads
+from tests.threads import NoThreads
 
 
 def test_a_future_gets_the_result_or_the_error_and_reports_its_end() -> None:
@@ -43,10 +44,7 @@ def test_the_end_of_the_process_waits_for_no_call() -> None:
 
 
 def test_a_call_for_which_there_is_no_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    NoThreads(monkeypatch, lambda name: name == "kafkalog-background")
     done: list[Future[Any]] = []
     with pytest.raises(OutOfThreads, match="the client cannot start a thread now: can't start new thread"):
         in_background(lambda: 5, done.append).result(60)

@@ -1,0 +1,80 @@
+"""Calls that an interrupt of the main thread does not spoil."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from broker.local import LocalCluster
+from kafkalog.net.control import ControlConnection
+from kafkalog.net.main_thread import off_main_thread
+from kafkalog.wire import broker_pb2 as pb
+from tests.interrupts import Interrupted
+from tests.threads import NoThreads, join_all
+
+
+def test_the_main_thread_has_it_called_in_another_and_other_threads_call_it() -> None:
+    assert off_main_thread(threading.get_ident) != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        off_main_thread(lambda: 1 // 0)
+    idents: list[int] = []
+    other = threading.Thread(
+        target=lambda: idents.extend([threading.get_ident(), off_main_thread(threading.get_ident)])
+    )
+    other.start()
+    join_all([other], 30)
+    assert idents[0] == idents[1]
+
+
+def test_without_a_thread_it_is_called_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    NoThreads(monkeypatch, lambda _: True)
+    assert off_main_thread(threading.get_ident) == threading.get_ident()
+
+
+def interrupting(call: Callable[[], object]) -> bool:
+    """Interrupt this thread where a condition of the standard library has taken its lock, which stays locked; returns
+    whether one did. Those that are taken by what is destroyed do not count: nobody else has that object."""
+    was_raised = False
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal was_raised
+        if frame.f_code is threading.Condition.__enter__.__code__ and event == "return" and not was_raised:
+            if frame.f_back is None or frame.f_back.f_code.co_name != "__del__":
+                was_raised = True
+                raise Interrupted
+        return trace
+
+    kept = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(kept)
+    return was_raised
+
+
+def test_no_interrupt_comes_amid_a_call_of_a_broker(cluster: LocalCluster) -> None:
+    """gRPC's lock would stay locked, and no call of the connection would ever end."""
+    assert interrupting(lambda: threading.Condition().__enter__()), "it finds such places"
+    control = ControlConnection("127.0.0.1", cluster.brokers[0].grpc_port, connect_timeout_ms=30_000)
+    request = pb.DescribeClusterRequest()
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def begun() -> None:
+        call = control.begin("DescribeCluster", request, 30_000, done.release)
+        done.acquire()
+        assert call.is_done and call.result().cluster_id
+        call.cancel()
+
+    assert not interrupting(lambda: control.call("DescribeCluster", request, 30_000))
+    assert not interrupting(begun)
+    assert not interrupting(control.close)
