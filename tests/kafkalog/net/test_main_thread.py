@@ -44,10 +44,10 @@ def interrupting(call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal was_raised
-        if frame.f_code is threading.Condition.__enter__.__code__ and event == "return" and not was_raised:
-            if frame.f_back is None or frame.f_back.f_code.co_name != "__del__":
-                was_raised = True
-                raise Interrupted
+        has_taken = event == "return" and frame.f_code is threading.Condition.__enter__.__code__
+        if has_taken and not was_raised and frame.f_back is not None and frame.f_back.f_code.co_name != "__del__":
+            was_raised = True
+            raise Interrupted
         return trace
 
     kept = sys.gettrace()
