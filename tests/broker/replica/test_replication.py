@@ -39,6 +39,7 @@ from kafkalog.zk.registry import (
     write_states,
 )
 from kafkalog.zk.session import ZooKeeperSession
+from tests.between import ahead
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_staged_writes import apply, batch, write
@@ -356,6 +357,31 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
     brokers[lost] = start_broker(lost)
     assert [lost in isr for isr in written] == [not is_late]
     assert lost not in leader.record("t").states[0].isr
+
+
+def test_a_departure_that_another_change_overtakes_is_written_on_top_of_that(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that had lost power stayed in the set, as if it had all that was acknowledged."""
+    topic, leader, lost = led_and_followed(brokers)
+    monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody else changes the set
+    monkeypatch.setattr("broker.controller.controller.elect", lambda *_: None)
+    brokers.pop(lost).stop(clean=False)
+    overtaken: list[PartitionState] = []
+
+    def overtake() -> None:
+        record = leader.record("t")
+        overtaken.append(record.states[0])
+        throttled = replace(record.states[0], throttled_rate=1 << 30)
+        write_states(leader.broker.host.metadata.session, record, {0: throttled})
+
+    ahead(monkeypatch, registry, "write_states", overtake)
+    monkeypatch.setattr(Disk, "boot_id", lambda self: "another boot")
+    brokers[lost] = start_broker(lost)
+    waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
+    assert [lost in state.isr for state in overtaken] == [True]
+    state = leader.record("t").states[0]
+    assert (lost in state.isr, state.throttled_rate) == (False, 1 << 30)
 
 
 @pytest.mark.parametrize("is_altered", [False, True], ids=["without a flush", "with a flush since then"])
@@ -810,6 +836,43 @@ def test_a_broker_leaves_the_sets_once_after_a_loss_of_power_though_a_log_cannot
         waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
     waited_for(lambda: not brokers[lost].broker.host._directory.may_have_lost)
     assert caplog.text.count("replica_left_the_sets") == len(raised) == 1
+
+
+def test_a_replica_that_was_elected_before_its_log_could_be_opened_leaves_the_sets_again(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It led with what the loss of power had left of its log."""
+    monkeypatch.setattr("broker.replica.undone.RETRY_SECONDS", 0.05)
+    topic, leader, lost = led_and_followed(brokers)
+    monkeypatch.setattr(InSyncSets, "look", lambda self: None)  # nobody else changes the set
+    monkeypatch.setattr("broker.controller.controller.elect", lambda *_: None)
+    brokers.pop(lost).stop(clean=False)
+    real, real_lead = LogDirectory.open_log, Role.lead
+    failures, led = list[errors.DiskFull](), list[int]()
+
+    def open_log(self: LogDirectory, *given: Any, **named: Any) -> Log:
+        if failures:
+            return real(self, *given, **named)
+        failures.append(errors.DiskFull(directory=str(self.path)))
+        record = leader.record("t")
+        state = record.states[0]
+        elected = replace(state, leader=lost, leader_epoch=state.leader_epoch + 1, isr=(lost,))
+        write_states(leader.broker.host.metadata.session, record, {0: elected})
+        raise failures[0]
+
+    def lead(self: Role, state: PartitionState, assigned: Sequence[int]) -> None:
+        led.append(state.leader)
+        real_lead(self, state, assigned)
+
+    monkeypatch.setattr(Disk, "boot_id", lambda self: "another boot")
+    monkeypatch.setattr(LogDirectory, "open_log", open_log)
+    monkeypatch.setattr(Role, "lead", lead)
+    brokers[lost] = start_broker(lost)
+    waited_for(lambda: (topic, 0) in brokers[lost].broker.host.hosted)
+    assert lost not in led
+    state = leader.record("t").states[0]
+    assert (state.leader, state.isr) == (-1, ())
+    assert caplog.text.count("replica_left_the_sets") == 2
 
 
 def test_after_all_lost_power_the_first_one_back_leads_what_was_synced_though_something_was_staged(
