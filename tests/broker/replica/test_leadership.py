@@ -156,6 +156,16 @@ def test_a_dead_follower_or_one_that_is_silent_does_not_join() -> None:
     assert leadership.changes(101.0, 10.0, 10, again)[0] == []  # it has registered again since
 
 
+def test_a_follower_that_left_on_an_earlier_connection_still_follows_on_a_later_one() -> None:
+    """The end of the earlier one may be noticed late. Then what else came late on that counted again."""
+    leadership = leading(0, 1)
+    fetched(leadership, 1, 10, 10, connection=2)
+    leadership.left(1, "b", 1)
+    assert leadership.is_superseded(1, "b", 1)
+    leadership.left(1, "b", 2)
+    assert not leadership.is_superseded(1, "b", 1)
+
+
 def test_what_another_process_of_a_members_id_has_is_not_counted_for_the_member() -> None:
     """It was cut off from ZooKeeper and comes back while its successor, with another disk, still copies."""
     leadership = leading(0, 1, min_insync=1)

@@ -22,6 +22,7 @@ from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeader,
     OffsetNotAvailable,
     OutOfFiles,
@@ -333,6 +334,19 @@ def test_a_follower_does_not_begin_anew_where_readers_have_seen_more_unless_the_
     assert (partition.start_offset, partition.end_offset, partition.role.high_watermark) == (5, 5, 5)
 
 
+@pytest.mark.parametrize("leader_start", [0, 4])
+def test_a_follower_whose_high_watermark_is_before_its_start_loses_nothing_by_that(
+    directory: LogDirectory, leader_start: int
+) -> None:
+    """Readers have seen all that was deleted."""
+    partition = deposed(directory, 6, is_unclean=False)
+    partition.log.high_watermark = 0
+    with pytest.raises(ReplicaDiverged) as raised:
+        partition.following.truncate(2, 3, leader_start, leader_start, 4)
+    assert raised.value.facts["high_watermark"] == 6
+    assert (partition.start_offset, partition.end_offset) == (6, 10)
+
+
 def test_a_follower_begins_anew_only_if_its_log_ends_before_its_leaders_start(directory: LogDirectory) -> None:
     partition = deposed(directory, 2, is_unclean=True)
     for start_offset in (0, 5, 10):
@@ -421,6 +435,22 @@ def test_a_replica_counts_until_no_write_that_takes_it_into_the_set_can_come_any
     for version, watermark in ((1, 0), (2, 1)):
         partition.role.take_outcome(again, replace(ALONE_IN_SYNC, version=version))
         assert partition.role.high_watermark == watermark
+
+
+def test_an_ack_that_a_smaller_set_makes_impossible_is_refused_at_once(partition: Partition) -> None:
+    partition.update_settings(TopicSettings.parse({"min.insync.replicas": 2}))
+    both = replace(ALONE_IN_SYNC, isr=(0, 1))
+    partition.role.lead(both, [0, 1])
+    partition.append_as_leader([checked(a_batch())], needs_replicas=True)
+    ack = partition.ack_of(1, 4, needs_replicas=True)
+    assert ack is not None
+    assert not ack.is_kept()
+    woken: list[str] = []
+    partition.waiters.register(lambda: woken.append("producer"))
+    partition.role.take_outcome(Wanted(both, [], [1], False), replace(ALONE_IN_SYNC, version=2))
+    assert woken == ["producer"]
+    with pytest.raises(NotEnoughReplicasAfterAppend):
+        ack.is_kept()
 
 
 def test_a_new_min_insync_replicas_counts_at_once(partition: Partition) -> None:

@@ -14,6 +14,7 @@ from broker.storage.log_dir import LogDirectory
 from broker.storage.reader import Reader, View
 from kafkalog.clock import ManualClock
 from kafkalog.errors import OffsetOutOfRange
+from kafkalog.zk.registry import PartitionState
 from tests.broker.replica.partitions import open_partition
 from tests.broker.replica.test_staged_writes import batch, write
 from tests.broker.storage.batches import numbered, read_all, topic
@@ -81,6 +82,16 @@ def test_a_readers_end_does_not_go_back_when_flushed_visibility_is_set(partition
     assert partition.readable_end_offset == 20  # the rule holds for what comes since
     log.flush()
     assert partition.readable_end_offset == 22
+
+
+def test_the_end_is_known_where_readers_have_seen_it_before_flushed_visibility_is_set(partition: Partition) -> None:
+    fill(partition.log, 20)
+    two = PartitionState(0, partition.role.epoch + 1, (0,), (), {0: "here"}, 1)
+    partition.role.lead(two, [0, 1])
+    assert partition.end_for_readers() == 20
+    partition.update_settings(topic(flush_ms=100_000, flush_visibility="flushed"))
+    assert partition.log.flushed_offset == 0
+    assert partition.end_for_readers() == 20
 
 
 def test_what_is_appended_after_a_truncation_is_not_shown_for_what_was_there_before(directory: LogDirectory) -> None:
