@@ -1976,6 +1976,32 @@ def test_a_member_whose_join_is_under_way_leaves_after_it(cluster: LocalCluster,
         assert not admin.describe_group(tested).members
 
 
+def test_a_consumer_that_is_closed_before_it_asks_to_join_does_not(cluster: LocalCluster, tested: str) -> None:
+    """The join came after the leave that was left out, and made a member that stayed for its session timeout."""
+    connects, goes_on, connect = threading.Event(), threading.Event(), Brokers.connect
+    asked: list[str] = []
+
+    def slow(brokers: Brokers) -> None:
+        connects.set()
+        assert goes_on.wait(30)
+        connect(brokers)
+
+    def noted(ask: Ask, method: str) -> Any:
+        asked.append(method)
+        return ask()
+
+    with no_threads_left(), requests(noted), patch.object(Brokers, "connect", slow):
+        one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=60_000)
+        one.subscribe(tested)
+        assert connects.wait(30)
+        closing = threading.Thread(target=one.close, args=(1,), daemon=True)
+        closing.start()
+        waited_for(lambda: of(one)._closing.is_set())
+        goes_on.set()
+        closing.join(30)
+    assert "JoinGroup" not in asked
+
+
 @pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])
 def test_an_interrupt_of_leaving_leaves_no_member_once_the_consumer_is_closed(
     cluster: LocalCluster, tested: str, how: str

@@ -17,6 +17,7 @@ from kafkalog.errors import (
     NotOwner,
     StaleGeneration,
     UnknownMember,
+    UnknownTopicId,
     ZooKeeperUnreachable,
 )
 from kafkalog.records import TopicPartition
@@ -300,6 +301,19 @@ def test_a_member_that_was_replaced_commits_nothing(side: Side, topic_id: bytes)
     with pytest.raises(NotOwner):
         commit(side, side.claimant("a"), P0, 5, mine)
     assert side.committed() == {}
+
+
+def test_a_commit_of_the_topic_of_before_is_none_of_the_one_made_anew(side: Side, topic_id: bytes) -> None:
+    """The next reader skipped the new topic's records before that offset."""
+    side.delete_topic("t")
+    side.new_topic("t", 4)
+    side.groups.refresh("g")
+    me, mine = side.claimant("a"), side.claimed("a", P0)[P0].number
+    with pytest.raises(UnknownTopicId):
+        claims.commit(side.states, me, {P0: Offset(8, topic_id, 0, mine, 1)}, 1)
+    assert side.committed() == dict.fromkeys((P0, P1, P2, P3), 0)
+    commit(side, me, P0, 3, mine)
+    assert side.committed()[P0] == 3
 
 
 def test_a_commit_that_is_executed_late_spares_a_later_one(side: Side, topic_id: bytes) -> None:
