@@ -341,6 +341,26 @@ def test_a_topic_is_missing_only_if_a_broker_with_a_connection_to_zookeeper_says
     assert connected.known_topic("t") is None
 
 
+def test_a_topic_is_missing_if_a_broker_that_is_certain_is_reached_only_by_the_look_elsewhere(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Address] = []
+
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        asked.append(self.address)
+        if asked.count(TWO) == 1 and self.address == TWO:
+            raise BrokerUnreachable(address="two:2", reason="it starts")
+        error = error_to_wire(UnknownTopic(topic="t"))
+        return pb.TopicDescriptions(
+            topics=[pb.TopicDescription(name="t", error=error)], is_uncertain=self.address == ONE
+        )
+
+    monkeypatch.setattr(Control, "_answer", answer)
+    with pytest.raises(UnknownTopic):
+        connected.describe_topics(["t"], patient=False)
+    assert asked.count(TWO) == 2
+
+
 def test_a_call_that_may_have_been_heard_is_not_made_again_elsewhere(network: Network, connected: Cluster) -> None:
     network.silent = {ONE}
     with pytest.raises(RequestTimedOut):
@@ -493,6 +513,16 @@ def test_a_broker_that_knows_of_none_makes_no_broker_forgotten(network: Network,
     network.brokers = brokers
     assert connected.call("Ask", None, broker_id=2) == ("Ask", TWO)
     assert network.calls == [("Ask", TWO)]  # and nobody was asked where that is
+
+
+def test_a_broker_that_is_cut_off_makes_no_broker_forgotten_nor_known(network: Network, connected: Cluster) -> None:
+    """It knows those from before, for as long as that lasts."""
+    network.brokers, network.uncertain, network.silent = {ONE: 1, MOVED: 3}, {ONE}, {MOVED}
+    connected.describe()
+    assert connected._brokers.keys() == {1, 2}
+    network.uncertain = set()
+    connected.describe()
+    assert connected._brokers.keys() == {1, 3}
 
 
 def test_of_two_channels_that_are_made_at_once_one_is_kept_and_the_other_closed(
@@ -720,6 +750,56 @@ def test_a_deleted_topic_is_not_taken_for_the_one_that_was_created_again_under_i
         [found] = connected.describe_topics(["t"])
         assert found == connected.known_topic("t")
         assert found.topic_id == reported[known].topic_id
+
+
+def topics_at(monkeypatch: pytest.MonkeyPatch, network: Network, topics: pb.TopicDescriptions) -> None:
+    """The brokers have these topics, of the cluster that the answer names."""
+    answer = Control._answer
+
+    def answered(self: Control, method: str, timeout_ms: int) -> object:
+        described = answer(self, method, timeout_ms)
+        return topics if method == "DescribeTopics" else described
+
+    monkeypatch.setattr(Control, "_answer", answered)
+
+
+def test_a_broker_that_names_no_cluster_is_of_the_one_that_is_known(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one, as during an upgrade."""
+    topics = pb.TopicDescriptions(topics=[pb.TopicDescription(name="t", topic_id=b"t" * 16)], cluster_id="first")
+    topics_at(monkeypatch, network, topics)
+    network.cluster_id = "first"
+    made: Any = Cluster("one:1", retry_timeout_ms=0)
+    made.topic("t")
+    idle = made.borrow_data(1)
+    made.give_back(1, idle)
+    topics.cluster_id = ""
+    assert [topic.name for topic in made.describe_topics()] == ["t"]
+    network.cluster_id, network.brokers = "", {ONE: 1, MOVED: 3}
+    made.describe()
+    assert made._brokers.keys() == {1, 3}, "what it reports counts"
+    assert made.fresh_topic("t") is not None and not idle.is_closed
+
+
+def test_topics_of_an_earlier_cluster_are_asked_for_again_and_not_listed(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = pb.TopicDescriptions(cluster_id="first")
+    topics.topics.extend(pb.TopicDescription(name=name, topic_id=name.encode() * 16) for name in ("gone", "t"))
+    topics_at(monkeypatch, network, topics)
+    network.cluster_id = "first"
+    made: Any = Cluster("one:1", retry_timeout_ms=0)
+    assert [topic.name for topic in made.describe_topics()] == ["gone", "t"]
+    network.cluster_id = topics.cluster_id = "second"
+    made.describe()
+    del topics.topics[:]
+    topics.topics.add(name="t", topic_id=b"s" * 16)
+    assert made.topic("t").topic_id == b"s" * 16
+    topics.is_uncertain = True  # so that it may not know all of them
+    made.remember(TopicInfo("new", b"n" * 16, {}, {}, (), 0))
+    assert [topic.name for topic in made.describe_topics()] == ["new", "t"]
+    assert made.known_topic("gone") is not None, "it was there"
 
 
 @pytest.mark.parametrize("said", ["now", "late", "cut off"])
