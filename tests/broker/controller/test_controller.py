@@ -366,6 +366,25 @@ def test_a_state_that_another_changes_meanwhile_is_looked_at_again(
     side.until_state("t", PartitionState(2, 1, (2,), (), DISKS))
 
 
+def test_a_state_that_another_writes_after_an_election_counts_at_the_next(
+    side: Side, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica that had left the set was elected. The write was refused, and the partition waited for another look."""
+    caplog.set_level("INFO")
+    brokers = [register(broker_id) for broker_id in REPLICAS]
+    topic = side.new_topic([REPLICAS], LED_BY_0)
+    side.until(lambda: side.metadata.brokers.keys() == {0, 1, 2, 9} and side.state("t") == LED_BY_0)
+    brokers[0].close()
+    side.until_state("t", PartitionState(1, 1, (1, 2), (), DISKS))
+    elected = side.state("t")
+    assert elected is not None
+    change_states(brokers[1], [StateChange(topic, 0, elected, replace(elected, isr=(1,)))])
+    side.until_state("t", PartitionState(1, 1, (1,), (), DISKS))
+    brokers[1].close()
+    side.until_state("t", PartitionState(-1, 2, (1,), (), DISKS))
+    assert "refused=1" not in caplog.text
+
+
 # --- leaders that move
 
 
