@@ -95,7 +95,8 @@ def reassign_partitions(
                     number=move.number,
                 )
             if state.target:  # the request is made again
-                return replace(state, throttled_rate=request.throttled_rate)
+                is_throttled = request.HasField("throttled_rate")
+                return replace(state, throttled_rate=request.throttled_rate) if is_throttled else state
             return reassignment.begin(state, move.topic.replicas[move.number], move.target, request.throttled_rate)
 
     elif request.action == request.THROTTLE:
@@ -166,12 +167,14 @@ def _with_targets(
         if broker_id not in racks:
             raise UnknownBroker(broker_id=broker_id, brokers=sorted(racks))
     leaving = [request.from_broker] if request.HasField("from_broker") else []
-    moves = [move for move in moves if not leaving or request.from_broker in (move.target or move.replicas)]
+    moves = [move for move in moves if not leaving or request.from_broker in (*move.replicas, *move.target)]
     if leaving and not moves and request.from_broker not in racks:
         raise UnknownBroker(broker_id=request.from_broker, brokers=sorted(racks))
     allowed = [each for each in request.to_brokers or racks if each not in leaving]
     if not allowed:
         raise NoBrokers()
+    begun = [move for move in moves if _is_begun(move, request)]
+    moves = [move for move in moves if not _is_begun(move, request)]
     factors = [request.replication_factor or len(move.replicas) for move in moves]
     for move, factor in zip(moves, factors, strict=True):
         least = topic_settings(move.topic).min_insync_replicas
@@ -194,7 +197,21 @@ def _with_targets(
         leaving=leaving,
     )
     moved = [replace(move, target=target) for move, target in zip(moves, targets, strict=True)]
-    return [move for move in moved if move.target != move.replicas or (move.state is not None and move.state.target)]
+    moved = [move for move in moved if move.target != move.replicas or (move.state is not None and move.state.target)]
+    return sorted([*begun, *moved], key=lambda move: (move.topic.name, move.number))
+
+
+def _is_begun(move: _Move, request: pb.ReassignPartitionsRequest) -> bool:
+    """Whether a partition is being moved as a request wants, which is made again to wait for it. The brokers that have
+    least would be others now. Where replicas are spread there is no such choice."""
+    if not move.target or (request.to_brokers and not request.HasField("from_broker")):
+        return False
+    if request.HasField("from_broker") and request.from_broker in move.target:
+        return False
+    added = set(move.target) - set(move.replicas)
+    return len(move.target) == (request.replication_factor or len(move.replicas)) and (
+        not request.to_brokers or added <= set(request.to_brokers)
+    )
 
 
 def _version_here(host: Host, key: tuple[bytes, int]) -> int:

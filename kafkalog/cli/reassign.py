@@ -64,7 +64,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
               help="Move all replicas off this broker, which may be lost; to --to-brokers, or all others.")  # fmt: skip
 @click.option("--replication-factor", type=click.IntRange(1), help="Copies of each partition; default: as many as now.")
 @click.option("--throttle", metavar="RATE", callback=rate,
-              help="Bytes a second that each broker copies, such as 50MB; 0: no limit. Alone: of what is being moved. "
+              help="Bytes a second that each broker copies, such as 50MB; 0: no limit, which is the default. A move "
+              "that is under way keeps its rate until another one, or 0, is given. Alone: of what is being moved. "
               "Replicas that are in sync are never slowed down.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until everything is moved.")
@@ -93,6 +94,8 @@ def reassign(
         raise click.UsageError("--partitions needs a TOPIC")
     if sum((moves, status, cancel)) > 1:
         raise click.UsageError("give only one of --status, --cancel, and options that say where to move partitions")
+    if throttle is not None and (status or cancel):
+        raise click.UsageError(f"--{'status' if status else 'cancel'} changes no rate: give --throttle without it")
     if moves and topic is None and from_broker is None:
         raise click.UsageError("name a TOPIC, or the broker that all topics leave (--from-broker)")
     if not (moves or status or cancel) and throttle is None:
@@ -114,7 +117,7 @@ def reassign(
                 to_brokers=to_brokers,
                 from_broker=from_broker,
                 replication_factor=replication_factor,
-                throttled_rate=throttle or 0,
+                throttled_rate=throttle,
                 dry_run=dry_run,
             )
             moved = [each.partition for each in begun if each.error is None]

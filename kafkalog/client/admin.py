@@ -572,7 +572,7 @@ class Admin:
         to_brokers: Iterable[int] = (),
         from_broker: int | None = None,
         replication_factor: int | None = None,
-        throttled_rate: int = 0,
+        throttled_rate: int | None = None,
         dry_run: bool = False,
     ) -> list[Reassignment]:
         """Move partitions to other brokers, or change their number of copies (KIP-455). This only begins it;
@@ -585,13 +585,14 @@ class Admin:
                 where it is if it can, and others go to the brokers that have least.
             from_broker: move only partitions that are on this broker, which may be lost, and all of these off it.
             replication_factor: copies of each partition; None: as many as there are.
-            throttled_rate: bytes a second that each added broker copies; 0: no limit. Replicas that are in sync are
-                never slowed down.
+            throttled_rate: bytes a second that each added broker copies; 0: no limit; None: no limit, or that of the
+                same move if it is under way already. Replicas that are in sync are never slowed down.
             dry_run: change nothing.
 
         Returns:
             the partitions that move, or why one does not: ReassignmentInProgress, LeaderNotAvailable. Those that are
-            on the wanted brokers already are left out, so it may be empty.
+            on the wanted brokers already are left out, so it may be empty. A move that is under way already, and does
+            what is asked for, is among them, and goes on.
 
         Raises:
             UnknownTopic, UnknownPartition, UnknownBroker: it does not exist, or is not live.
@@ -607,7 +608,7 @@ class Admin:
             to_brokers=[_number("one of to_brokers", each) for each in to_brokers],
             from_broker=None if from_broker is None else _number("from_broker", from_broker),
             replication_factor=_positive("replication_factor", replication_factor),
-            throttled_rate=_number("throttled_rate", throttled_rate, 1 << 63),
+            throttled_rate=None if throttled_rate is None else _number("throttled_rate", throttled_rate, 1 << 63),
             dry_run=dry_run,
         )
         return change(self._cluster, request)

@@ -70,6 +70,30 @@ def test_moves_are_planned_made_shown_throttled_and_cancelled(
     assert "ADDING" not in Ran(capfdbinary, "topics", "describe", "t").out
 
 
+def test_a_command_that_is_given_again_waits_for_its_move_and_leaves_the_rate_as_it_is(
+    bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    off = ("--from-broker", "1")
+    begun = reassign(capfdbinary, *off, "--throttle", "1", "--no-wait")
+    assert re.search(r"^t +1 +1 +2$", begun.out, re.MULTILINE), begun.out
+    again = reassign(capfdbinary, *off, "--no-wait")
+    assert (again.code, again.out) == (0, begun.out)
+    with Admin(bootstrap) as admin:
+        assert [each.throttled_rate for each in admin.reassignments()] == [1]
+        with running("topics", "reassign", *off) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "moving 1 partition; Ctrl-C ends this wait and not the move\n"
+            assert [each.throttled_rate for each in admin.reassignments()] == [1]
+            assert reassign(capfdbinary, *off, "--throttle", "0").out == begun.out.replace("GOING TO", "NOW AT")
+            assert process.wait(30) == 0
+        assert admin.describe_topics(["t"])[0].partition(1).replicas == (2,)
+    grown = [reassign(capfdbinary, "t", "--replication-factor", "2", "--throttle", "1", "--no-wait") for _ in range(2)]
+    assert grown[0].code == 0 and grown[0].out == grown[1].out, grown[1].err
+    reassign(capfdbinary, "t", "--cancel")
+    empty = reassign(capfdbinary, *off)
+    assert (empty.code, empty.err) == (0, "nothing to do: the partitions are on these brokers already\n")
+
+
 def test_an_interrupt_ends_the_wait_and_not_the_move(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with Admin(bootstrap) as admin:
         with running("topics", "reassign", "t", "--to-brokers", "2", "--throttle", "1") as process:
@@ -131,6 +155,8 @@ def test_a_move_to_a_broker_that_is_not_live_says_once_that_it_waits(
         (("--partitions", "0", "--status"), "--partitions needs a TOPIC"),
         (("t", "--cancel", "--status"), "give only one of"),
         (("t", "--cancel", "--to-brokers", "1"), "give only one of"),
+        (("t", "--status", "--throttle", "3MB"), "--status changes no rate: give --throttle without it"),
+        (("t", "--cancel", "--throttle", "0"), "--cancel changes no rate: give --throttle without it"),
         (("t", "--to-brokers", "one"), "expected numbers such as 1,2,3 or 0-3"),
         (("t", "--to-brokers", "3-1"), "expected numbers such as 1,2,3 or 0-3"),
         (("t", "--throttle", "fast"), "'fast' is no rate"),
