@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafkalog.cli.command import Command, CommandGroup, bootstrap_option, confirm, json_option, not_empty, pairs, rate
-from kafkalog.cli.extents import extent_rows, is_under_replicated, live_brokers, not_live, totals
+from kafkalog.cli.extents import extent_rows, is_under_replicated, not_live, totals
 from kafkalog.cli.output import (
     admin_of,
     counted,
@@ -25,7 +25,7 @@ from kafkalog.errors import KafkalogError, PartitionLost, TopicExists, UnknownSe
 from kafkalog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from kafkalog.client.admin import PartitionExtent, TopicDescription
+    from kafkalog.client.admin import Admin, PartitionExtent, TopicDescription
     from kafkalog.client.cluster import PartitionInfo
     from kafkalog.client.verification import VerifiedPartition
 
@@ -115,10 +115,12 @@ def create(
     "--under-replicated",
     is_flag=True,
     help="List the partitions with a replica that is not in sync, or whose broker is not registered; fail (exit code "
-    "1) if there is one.",
+    "1) if there is one, or if that is not known.",
 )
 @click.option(
-    "--offline", is_flag=True, help="List the partitions that no live broker leads; fail (exit code 1) if there is one."
+    "--offline",
+    is_flag=True,
+    help="List the partitions that no live broker leads; fail (exit code 1) if there is one, or if that is not known.",
 )
 @bootstrap_option
 @json_option
@@ -128,14 +130,14 @@ def list_topics(under_replicated: bool, offline: bool, bootstrap: str, as_json: 
         raise click.UsageError("give --under-replicated or --offline, not both")
     with admin_of(bootstrap) as admin:
         if under_replicated or offline:
-            live = live_brokers(admin)
+            state = "offline" if offline else "under-replicated"
+            live, listed = _certain(admin, state)
             found = [
                 {"topic": topic.name, **_replication(each), "not_live": not_live(each.replicas, live)}
-                for topic in admin.topics()
+                for topic in listed
                 for each in topic.partitions
                 if (each.is_offline(live) if offline else is_under_replicated(each, live))
             ]
-            state = "offline" if offline else "under-replicated"
             columns = ["topic", "partition", "leader", "replicas", "not_live", "isr", "eligible"]
             print_rows(found, columns, as_json, f"no partition is {state}")
             if found:
@@ -189,6 +191,21 @@ def describe(names: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
         ]
         click.echo()
         print_table(settings, ["setting", "value", "from"])
+
+
+def _certain(admin: Admin, state: str) -> tuple[set[int], list[TopicDescription]]:
+    """The live brokers, and all topics. Scripts stop the next broker if nothing is wrong with these.
+
+    Raises:
+        KafkalogError: they may be those from before a connection to ZooKeeper was lost.
+    """
+    before = admin.describe_cluster()
+    listed = admin.topics()
+    # Again, since the topics may be from another broker, which was cut off long ago.
+    if before.is_uncertain or admin.describe_cluster().is_uncertain:
+        reason = f"which partitions are {state} is not known: no broker that answers has a connection to ZooKeeper"
+        raise KafkalogError(reason=f"{reason} ({before.zookeeper_connect})")
+    return {broker.broker_id for broker in before.brokers}, listed
 
 
 def _partitions_of(topic: TopicDescription) -> str:

@@ -191,6 +191,8 @@ class ClusterInfo(NamedTuple):
 
     Attributes:
         format_level: nothing is written in a format of a higher one (`kafkalog/versions.py`).
+        is_uncertain: no broker that answers has a connection to ZooKeeper. This is how the cluster was before, and so
+            are descriptions of topics.
     """
 
     cluster_id: str
@@ -198,6 +200,7 @@ class ClusterInfo(NamedTuple):
     zookeeper_connect: str
     zookeeper_chroot: str
     format_level: int = FIRST
+    is_uncertain: bool = False
 
 
 def topic_info(description: pb.TopicDescription) -> TopicInfo:
@@ -231,6 +234,7 @@ def _cluster_info(description: pb.ClusterDescription) -> ClusterInfo:
         description.zookeeper_connect,
         description.zookeeper_chroot,
         description.format_level or FIRST,
+        description.is_uncertain,
     )
 
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from broker.replica.metadata import Metadata
 from kafkalog import Admin
 from tests.kafkalog.cli.command_line import Ran
 from tests.kafkalog.replicated import Brokers
@@ -74,3 +75,15 @@ def test_a_replica_is_missing_while_its_broker_is_not_registered_whatever_the_in
         [row] = json.loads(listed.out)
         assert (row["partition"], row["replicas"], row["isr"], row["not_live"]) == (away, [2], [2], [2])
         assert "1 under-replicated partition, 1 without a leader" in Ran(capfdbinary, "cluster", "describe").out
+
+
+def test_no_partition_is_called_well_while_nobody_who_answers_has_a_connection_to_zookeeper(
+    brokers: Brokers, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKALOG_BOOTSTRAP", brokers.bootstrap_servers)
+    monkeypatch.setattr(Metadata, "is_certain", lambda metadata: False)
+    for state in ("under-replicated", "offline"):
+        for form in ([], ["--json"]):
+            listed = Ran(capfdbinary, "topics", "list", f"--{state}", *form)
+            assert listed.out == ""
+            listed.fails_with(f"kafkalog: which partitions are {state} is not known: no broker that answers has a conn")
