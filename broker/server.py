@@ -47,7 +47,7 @@ from kafkalog.errors import InvalidSetting, KafkalogError, StorageFailed, ZooKee
 from kafkalog.events import get_logger, log_to_stderr
 from kafkalog.net.tcp import plain_reason
 from kafkalog.versions import FORMATS
-from kafkalog.zk.cluster import join_cluster
+from kafkalog.zk.cluster import join_cluster, read_cluster
 from kafkalog.zk.registry import BrokerRecord
 from kafkalog.zk.session import ZooKeeperSession
 
@@ -154,10 +154,12 @@ class Broker:
         session.start()
         self._undo.append(session.close)
         with session.patient():
+            found = read_cluster(session)
+            # Before a cluster is made: with a mistyped chroot, a broker that has logs would leave a second one behind.
+            directory.check_owner(None if found is None else found.cluster_id, settings.broker_id)
             cluster = join_cluster(session, self._clock.now_us())
         cluster.check_understood(settings.broker_id, FORMATS)
         cluster_id = cluster.cluster_id
-        directory.check_owner(cluster_id, settings.broker_id)
 
         address = settings.advertised_host or settings.host
         _check_resolves(address)

@@ -535,8 +535,7 @@ class DataDirInUse(KafkalogError):
 class ClusterMismatch(KafkalogError):
     code = 43
     message = (
-        "data directory {directory} belongs to {expected}, not to {actual}: give another log.dir, or remove this one "
-        "if nothing in it is needed"
+        "data directory {directory} belongs to {expected}, not to {actual}: correct {settings}, or give another log.dir"
     )
 
 

@@ -293,20 +293,34 @@ class LogDirectory:
         self.cluster_id, self.broker_id = facts["cluster_id"], facts["broker_id"]
         self.directory_id = facts["directory_id"]
 
-    def check_owner(self, cluster_id: str, broker_id: int) -> None:
+    def check_owner(self, cluster_id: str | None, broker_id: int) -> None:
         """Check that the directory has no other owner. Writes nothing.
+
+        Args:
+            cluster_id: None: a cluster that does not exist yet.
 
         Raises:
             ClusterMismatch: the directory belongs to another cluster or broker.
             StorageFailed: the directory has logs, but its `meta` is missing.
         """
         if self.cluster_id is not None:
-            owners = ("broker", self.broker_id, broker_id), ("cluster", self.cluster_id, cluster_id)
-            differ = [(what, theirs, ours) for what, theirs, ours in owners if theirs != ours]
+            owners = (
+                (f"broker {self.broker_id}", f"broker {broker_id}", "broker.id"),
+                (
+                    f"cluster {self.cluster_id}",
+                    "a new cluster" if cluster_id is None else f"cluster {cluster_id}",
+                    "zookeeper.connect (its addresses and its chroot)",
+                ),
+            )
+            differ = [owner for owner in owners if owner[0] != owner[1]]
             if differ:
-                expected = " of ".join(f"{what} {theirs}" for what, theirs, _ in differ)
-                actual = " of ".join(f"{what} {ours}" for what, _, ours in differ)
-                raise ClusterMismatch(directory=str(self.path), expected=expected, actual=actual)
+                theirs, ours, settings = zip(*differ, strict=True)
+                raise ClusterMismatch(
+                    directory=str(self.path),
+                    expected=" of ".join(theirs),
+                    actual=" of ".join(ours),
+                    settings=" and ".join(settings),
+                )
         elif self.existing():  # impossible after a crash: meta is written before the first log is made
             reason = f"it holds logs, but {self.path / _META}, which names their broker, is missing: put it back"
             raise StorageFailed(directory=str(self.path), reason=reason)

@@ -72,7 +72,8 @@ def join_cluster(session: ZooKeeperSession, now_us: int, formats: VersionRange =
 
 
 def read_cluster(session: ZooKeeperSession, watch: Watch | None = None) -> ClusterRecord | None:
-    """The cluster; None if its znode was removed by hand. `watch` is called when it changes."""
+    """The cluster; None if no broker has created it yet, or its znode was removed by hand. `watch` is called when it
+    changes."""
     [found] = session.get_many([paths.CLUSTER], watch)
     if found is None:
         return None

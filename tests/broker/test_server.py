@@ -73,10 +73,16 @@ def test_a_data_directory_of_another_cluster_or_broker_is_refused(
     start_broker: StartBroker, zookeeper: EmbeddedZooKeeper, tmp_path: Path, chroot: str
 ) -> None:
     start_broker(0).stop()
-    with pytest.raises(errors.ClusterMismatch):
+    with pytest.raises(errors.ClusterMismatch, match="not to a new cluster"):
         start_broker(0, zookeeper_connect=f"{chroot}-other")
+    with contextlib.closing(ZooKeeperSession(f"{chroot}-other")) as session:
+        session.start()
+        assert session.children("/") == [], "a cluster that nobody wants"
     with pytest.raises(errors.ClusterMismatch):
         start_broker(1, log_dir=str(tmp_path / "broker-0"))
+    start_broker(1, zookeeper_connect=f"{chroot}-other").stop()
+    with pytest.raises(errors.ClusterMismatch, match=r"belongs to cluster \w+, not to cluster \w+: correct zookeeper"):
+        start_broker(0, zookeeper_connect=f"{chroot}-other")
 
 
 def test_a_broker_id_that_a_live_broker_has_is_refused(start_broker: StartBroker, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -78,14 +79,21 @@ def test_directory_belongs_to_one_broker_of_one_cluster(tmp_path: Path) -> None:
     directory.close()
     directory = LogDirectory(tmp_path)
     assert (directory.cluster_id, directory.broker_id, directory.directory_id) == ("red", 1, named)
+    cluster_setting = "zookeeper.connect (its addresses and its chroot)"
     for other, differs in {
-        ("blue", 1): "cluster red, not to cluster blue",
-        ("red", 2): "broker 1, not to broker 2",
-        ("blue", 2): "broker 1 of cluster red, not to broker 2 of cluster blue",
+        ("blue", 1): f"cluster red, not to cluster blue: correct {cluster_setting}",
+        ("red", 2): "broker 1, not to broker 2: correct broker.id",
+        (
+            "blue",
+            2,
+        ): "broker 1 of cluster red, not to broker 2 of cluster blue: correct broker.id and zookeeper.connect",
     }.items():
         for call in (directory.check_owner, directory.claim):
-            with pytest.raises(ClusterMismatch, match=f"belongs to {differs}: give another log.dir, or remove this"):
+            with pytest.raises(ClusterMismatch, match=re.escape(f"belongs to {differs}")) as refused:
                 call(*other)
+            assert str(refused.value).endswith(", or give another log.dir")
+    with pytest.raises(ClusterMismatch, match=re.escape(f"red, not to a new cluster: correct {cluster_setting}, or ")):
+        directory.check_owner(None, 1)
     directory.close()
 
 
