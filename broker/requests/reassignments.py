@@ -185,6 +185,7 @@ def _with_targets(
     hosted = Counter(
         broker for topic in topics for number in range(len(topic.replicas)) for broker in topic.replicas_of(number)
     )
+    led = Counter(topic.preferred_leader(number) for topic in topics for number in range(len(topic.replicas)))
     is_spread = bool(request.to_brokers) and not leaving
     targets = move_replicas(
         [move.label for move in moves],
@@ -193,6 +194,7 @@ def _with_targets(
         set(allowed),
         hosted,
         factors,
+        led,
         is_spread=is_spread,
         leaving=leaving,
     )

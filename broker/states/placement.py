@@ -72,11 +72,13 @@ def move_replicas(
     allowed: Collection[int],
     hosted: Mapping[int, int],
     factors: Sequence[int],
+    led: Mapping[int, int],
     is_spread: bool,
     leaving: Collection[int] = (),
 ) -> list[tuple[int, ...]]:
     """Choose the brokers of partitions that are moved, with as few copies as possible. Replicas that stay keep their
-    order.
+    order. A broker that takes a leaving one's replica takes its place too. It becomes the preferred leader only if it
+    is that of fewer partitions than the one that would be otherwise.
 
     Args:
         labels: the name of each partition, for an error.
@@ -85,6 +87,7 @@ def move_replicas(
         allowed: those of them that may get replicas.
         hosted: number of replicas by broker id, in the whole cluster.
         factors: how many replicas each partition is to have.
+        led: number of partitions whose first replica is on a broker, by broker id, in the whole cluster.
         is_spread: whether these partitions end on the allowed brokers alone, as evenly as that goes. Otherwise a
             replica stays where it is.
         leaving: brokers that keep none.
@@ -113,14 +116,19 @@ def move_replicas(
     if is_spread:
         _release(targets, factors, {broker: racks[broker] for broker in allowed}, loads)
     most = -(-sum(factors) // len(allowed)) if is_spread else math.inf
-    for target, factor in zip(targets, factors, strict=True):
+    leads = Counter(led)
+    for replicas, target, factor in zip(current, targets, factors, strict=True):
+        vacated = [place for place, broker in enumerate(replicas) if broker in leaving]
         while len(target) < factor:
             least = min(
                 (broker for broker in sorted(allowed) if broker not in target),
                 key=lambda each: (_beside(target, racks, each), loads[each] >= most, loads[each], hosted.get(each, 0)),
             )
-            target.append(least)
+            place = vacated.pop(0) if vacated else len(target)
+            target.insert(len(target) if place == 0 and target and leads[target[0]] <= leads[least] else place, least)
             loads[least] += 1
+        if replicas[0] in leaving:
+            leads[target[0]] += 1
     return _led_evenly(targets, allowed) if is_spread else [tuple(target) for target in targets]
 
 

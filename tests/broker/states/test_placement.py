@@ -100,14 +100,17 @@ def moved(
     factor: int | None = None,
     *,
     allowed: Sequence[int] | None = None,
+    cluster: Sequence[tuple[int, ...]] | None = None,
     is_spread: bool = False,
     leaving: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
-    hosted = Counter(broker for replicas in current for broker in replicas)
+    cluster = current if cluster is None else cluster
+    hosted = Counter(broker for replicas in cluster for broker in replicas)
+    led = Counter(replicas[0] for replicas in cluster)
     factors = [len(replicas) if factor is None else factor for replicas in current]
     allowed = [broker for broker in racks if broker not in leaving] if allowed is None else allowed
     labels = [f"t-{number}" for number in range(len(current))]
-    found = move_replicas(labels, current, racks, allowed, hosted, factors, is_spread=is_spread, leaving=leaving)
+    found = move_replicas(labels, current, racks, allowed, hosted, factors, led, is_spread=is_spread, leaving=leaving)
     assert all(len(set(replicas)) == size for replicas, size in zip(found, factors, strict=True))
     return found
 
@@ -125,6 +128,26 @@ def test_what_leaves_a_broker_goes_to_those_that_have_least_and_nothing_else_mov
         assert [broker for broker in there if broker in here] == [broker for broker in here if broker != 2]
     assert copies(before, after) == sum(2 in replicas for replicas in before)
     assert Counter(broker for replicas in after for broker in replicas)[4] == copies(before, after), "it was empty"
+
+
+@pytest.mark.parametrize(
+    ("count", "partitions", "factor", "new"),
+    [(4, 12, 3, 1), (5, 30, 3, 1), (4, 12, 2, 0), (6, 60, 2, 0), (3, 12, 1, 1)],
+)
+def test_who_takes_over_from_a_broker_leads_its_share(count: int, partitions: int, factor: int, new: int) -> None:
+    before = place_replicas(without_racks(count), {}, {}, partitions, factor)
+    for left in range(count):
+        brokers = {broker: "" for broker in range(count + new) if broker != left}
+        after = moved([each for each in before if left in each], brokers, cluster=before, leaving=[left])
+        after += [each for each in before if left not in each]
+        assert spread(brokers, [replicas[0] for replicas in after]) <= 1
+
+
+def test_a_replica_takes_the_place_of_the_one_that_left_but_leads_no_more_than_others() -> None:
+    brokers = dict.fromkeys([1, 3, 4], "")
+    assert moved([(2, 1, 3)], brokers, cluster=[(1,)], leaving=[2]) == [(4, 1, 3)]
+    assert moved([(2, 1, 3)], brokers, cluster=[(4,)], leaving=[2]) == [(1, 3, 4)]
+    assert moved([(1, 2, 3)], brokers, cluster=[(4,)], leaving=[2]) == [(1, 4, 3)]
 
 
 def test_a_topic_is_spread_over_more_brokers_with_as_few_copies_as_possible() -> None:
