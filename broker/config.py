@@ -64,7 +64,15 @@ _IS_A_TOPICS = (
 )
 
 
-class BrokerSettings(Settings, what="broker", elsewhere=dict.fromkeys(TopicSettings.rows, _IS_A_TOPICS)):
+_ADDRESSES = "give host, advertised.host, grpc.port and data.port"
+_ELSEWHERE = {
+    **dict.fromkeys(TopicSettings.rows, _IS_A_TOPICS),
+    "listeners": _ADDRESSES,  # Kafka's
+    "advertised.listeners": _ADDRESSES,
+}
+
+
+class BrokerSettings(Settings, what="broker", elsewhere=_ELSEWHERE):
     # fmt: off
     broker_id = Setting(int, 0, at_least(0), "The broker's number, unique within the cluster.")
     log_dir = Setting(str, "data", _named, "Directory of the logs. Each broker needs a directory of its own.")

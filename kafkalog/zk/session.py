@@ -207,7 +207,9 @@ class ZooKeeperSession:
             if self._client.wait_connected(left):
                 return
         reason = f"no connection within {self._connection_timeout:g} s: {self._client.why_unconnected}"
-        raise ZooKeeperUnreachable(address=self.address.hosts, reason=reason)
+        error = ZooKeeperUnreachable(address=self.address.hosts, reason=reason)
+        error.add_note("start ZooKeeper, or correct zookeeper.connect")
+        raise error
 
     def close(self) -> None:
         """End the session. Its ephemeral znodes are deleted at once. Safe to call twice."""

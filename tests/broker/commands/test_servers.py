@@ -223,6 +223,11 @@ def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest
     ("text", "told"),
     [
         (b"grpc.prot=1\n", "did you mean 'grpc.port'?"),
+        (b"listeners=PLAINTEXT://:9092\n", "no broker setting 'listeners': give host, advertised.host, grpc.port and"),
+        (
+            b"zookeeper.connect=127.0.0.1:1\nzookeeper.connection.timeout.ms=300\ngrpc.port=0\ndata.port=0\n",
+            "within 0.3 s: connection refused; start ZooKeeper, or correct zookeeper.connect\n",
+        ),
         (b"\xff\xfe\x00", "broker.properties' is not valid: it is not a text file"),
         (b"zookeeper.connect=127.0.0.1:1\nhost=203.0.113.1\n", "host='203.0.113.1' is not valid: it is not an address"),
         (
@@ -231,7 +236,7 @@ def test_a_killed_zookeeper_leaves_no_folder(tmp_path: Path, monkeypatch: pytest
         ),
         (b"zookeeper.connect=127.0.0.1:1\ngrpc.port=19999\ndata.port=19999\n", "data.port=19999 is not valid"),
     ],
-    ids=["name", "binary", "host", "topic's", "ports"],
+    ids=["name", "Kafka's", "no ZooKeeper", "binary", "host", "topic's", "ports"],
 )
 def test_a_broker_with_a_wrong_config_is_one_sentence(tmp_path: Path, text: bytes, told: str) -> None:
     config = tmp_path / "broker.properties"
