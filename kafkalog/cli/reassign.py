@@ -105,7 +105,8 @@ def reassign(
         if status:
             _show_status(admin.reassignments(topic, partitions), live_brokers(admin), as_json)
         elif cancel:
-            _show(admin.cancel_reassignments(topic, partitions, dry_run=dry_run), as_json, "back at", _none(topic))
+            cancelled = admin.cancel_reassignments(topic, partitions, dry_run=dry_run)
+            _show(cancelled, as_json, "would be back at" if dry_run else "back at", _none(topic))
         elif not moves:
             assert throttle is not None
             throttled = admin.throttle_reassignments(throttle, topic, partitions, dry_run=dry_run)

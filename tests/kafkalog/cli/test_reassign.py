@@ -104,6 +104,8 @@ def test_an_interrupt_ends_the_wait_and_not_the_move(bootstrap: str, capfdbinary
         assert process.returncode == 1
         assert said.strip().startswith("kafkalog: interrupted; 2 partitions not moved yet: that goes on"), said
         assert len(admin.reassignments()) == 2
+    planned = reassign(capfdbinary, "t", "--cancel", "--dry-run")
+    assert re.search(r"WOULD BE BACK AT\nt +0 +0 +0$", planned.out, re.MULTILINE), planned.out
     back = reassign(capfdbinary, "t", "--cancel")
     assert re.search(r"^t +0 +0 +0$", back.out, re.MULTILINE), back.out
 
