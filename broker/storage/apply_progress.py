@@ -101,6 +101,15 @@ class Progress:
         elif not self.has(part, first):
             ranges.append([first, end])
 
+    def restore(self, header: BatchHeader) -> None:
+        """Add a record batch that may lie before others, and may have been added."""
+        if not self.has(header.part, header.base_sequence):
+            self.add(header.part, header.base_sequence, header.base_sequence + 1)
+        if header.base_offset < self.start_offset:
+            self.start_offset, self.first = header.base_offset, (header.part, header.base_sequence, header.crc)
+        if header.end_offset > self.end_offset:
+            self.end_offset, self.last_append_us = header.end_offset, header.append_timestamp_us
+
     def has(self, part: int, number: int) -> bool:
         """Whether the batch of this number within a part is in the log."""
         return any(first <= number < end for first, end in self._ranges.get(part, ()))
@@ -189,6 +198,16 @@ class ApplyProgress:
         progress.add(header.part, header.base_sequence, header.base_sequence + 1)
         progress.end_offset = base_offset + header.last_offset_delta + 1
         progress.last_append_us = append_us
+
+    def restore(self, header: BatchHeader) -> None:
+        """Add a record batch that a repair brings back: it may lie before others, and may be known."""
+        progress = self._by_id.get(header.producer_id)
+        if progress is None or progress.batch_id != header.transaction_batch_id:
+            self.record(header, header.base_offset, header.append_timestamp_us)
+            return
+        if progress.snapshots != self._snapshots:
+            progress = self._by_id[header.producer_id] = progress.copy(self._snapshots)
+        progress.restore(header)
 
     def done(self, producer_id: int, batch_id: int) -> None:
         """Note that a transaction batch is done and that its transaction will have no other."""

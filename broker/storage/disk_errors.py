@@ -91,7 +91,7 @@ class DiskErrors:
     def __init__(self, health: DirectoryHealth, label: str) -> None:
         self.check = health.check
         self.health = health
-        self._label = label
+        self.label = label
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
         """Take the directory out of service, because the page cache may differ from the disk.
@@ -107,18 +107,18 @@ class DiskErrors:
             Closed: a file is missing, and the check has been started.
             StorageFailed: in all other cases.
         """
-        reason = f"{doing} for {self._label}: {getattr(error, 'strerror', None) or error}"
+        reason = f"{doing} for {self.label}: {getattr(error, 'strerror', None) or error}"
         failed = StorageFailed(directory=str(self.health.path), reason=reason)
         if isinstance(error, OSError) and is_missing(error):
-            self.health.on_doubt(self._label, failed)
-            raise Closed(what=f"log of {self._label}") from error
+            self.health.on_doubt(self.label, failed)
+            raise Closed(what=f"log of {self.label}") from error
         self.health.fail(failed)
         raise failed from error
 
     def refuse(self, error: OSError, doing: str) -> NoReturn:
         """Raise DiskFull if the error is temporary (`passes`): the directory stays in service. Otherwise `fail`."""
         if passes(error):
-            raise storage_error(self.health.path, error, f"{doing} for {self._label}") from error
+            raise storage_error(self.health.path, error, f"{doing} for {self.label}") from error
         self.fail(error, doing)
 
     def refuse_to_open(self, error: OSError, doing: str) -> NoReturn:
@@ -128,6 +128,6 @@ class DiskErrors:
         names no file and so never becomes one: a retried sync would succeed although the bytes are not on the disk.
         """
         if is_of_a_name(error):
-            reason = f"{doing} for {self._label}: {error.strerror}: {error.filename}"
+            reason = f"{doing} for {self.label}: {error.strerror}: {error.filename}"
             raise FileRefused(directory=str(self.health.path), reason=reason) from error
         self.refuse(error, doing)

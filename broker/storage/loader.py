@@ -20,7 +20,7 @@ A replacement of segments that was decided is finished first (`replacement.py`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -226,7 +226,7 @@ def _open_closed(segment: Segment, next_segment: int, checkpoint: Checkpoint, la
         segment.close()
         event = "index_completed" if described_to else "index_rebuilt"
         log.warning(event, partition=label, base_offset=segment.base_offset, bytes=size - described_to)
-    _log_damage(segment, label)
+    _log_damage(segment, segment.damaged, label)
     _unless_full(segment.save_index)
 
 
@@ -303,7 +303,7 @@ def _open_last(
     found = segment.recover(size, max(synced, segment.base_offset), None, checkpoint.places_in(segment.base_offset))
     if described < size:
         log.info("log_recovered", partition=label, bytes=size - described, end_offset=segment.end_offset)
-    _log_damage(segment, label)
+    _log_damage(segment, segment.damaged, label)
     if found.torn_bytes:
         log.warning("torn_tail_cut", partition=label, bytes=found.torn_bytes, end_offset=found.end_offset)
     try:
@@ -318,8 +318,8 @@ def _open_last(
     return indexed_offset, found.tail_damaged
 
 
-def _log_damage(segment: Segment, label: str) -> None:
-    for damage in segment.damaged:
+def _log_damage(segment: Segment, damaged: Iterable[Damage], label: str) -> None:
+    for damage in damaged:
         log.error(
             "damage_found",
             partition=label,
@@ -350,7 +350,7 @@ def _open_epochs(disk: Disk, folder: Path, segments: list[Segment], start_offset
     if stored is not None and stored.last >= last_of_batches:
         epochs = stored
     else:
-        epochs = _epochs_of_batches(segments)
+        epochs = _epochs_of_batches(segments, label)
         if last_of_batches != NO_EPOCH:
             log.warning("leader_epochs_rebuilt", partition=label, folder=str(folder), epochs=len(epochs.entries))
             _unless_full(lambda: epochs.save(disk, folder, label))
@@ -359,7 +359,7 @@ def _open_epochs(disk: Disk, folder: Path, segments: list[Segment], start_offset
     return epochs
 
 
-def _epochs_of_batches(segments: list[Segment]) -> LeaderEpochs:
+def _epochs_of_batches(segments: list[Segment], label: str) -> LeaderEpochs:
     """The leader epochs of the batches in the log. Reads only the segments in which an epoch begins: the others end in
     the same epoch as the segment before them."""
     epochs = LeaderEpochs(is_saved=False)
@@ -370,7 +370,7 @@ def _epochs_of_batches(segments: list[Segment]) -> LeaderEpochs:
 
     for segment in segments:
         if segment.size and segment.leader_epoch > epochs.last:
-            segment.replay(segment.base_offset, note)
+            _replay(segment, segment.base_offset, note, label)
             if segment is not segments[-1]:
                 segment.close()
     return epochs
@@ -395,7 +395,8 @@ def lacks_producers(disk: Disk, folder: Path, segments: list[Segment]) -> bool:
 
 def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers: Producers, label: str) -> int:
     """Bring the state of the producers to the log's end: load the newest good snapshot, then replay the batches after
-    it. Snapshots that are damaged or beyond the log's end are deleted on the way.
+    it. Snapshots that are damaged or beyond the log's end are deleted on the way. What the state lacks by damage comes
+    with the repair (`Log.replace`).
 
     Returns:
         The snapshot's offset, or the base offset of the first segment if there is no good snapshot.
@@ -417,7 +418,15 @@ def open_producers(disk: Disk, folder: Path, segments: list[Segment], producers:
         disk.sync_dir(folder)  # a power cut could otherwise restore a removed state, which later records could match
     for segment in segments:
         if segment.end_offset > from_offset:
-            segment.replay(from_offset, producers.replay)
+            _replay(segment, from_offset, producers.replay, label)
             if segment is not segments[-1]:
                 segment.close()
     return from_offset
+
+
+def _replay(segment: Segment, from_offset: int, on_batch: Callable[[BatchHeader], None], label: str) -> None:
+    """Replay a segment, and note the damage in what its saved index describes: nobody knows of it yet."""
+    found = segment.replay(from_offset, on_batch)
+    if found:
+        _log_damage(segment, found, label)
+        _unless_full(segment.save_index)

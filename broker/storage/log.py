@@ -29,6 +29,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -72,6 +73,9 @@ _FLUSH_AHEAD_DECIDED = 8 << 20
 _ROLLS_AHEAD_MAX = 8
 """Maximum number of rolls whose segments are not synced yet: each keeps a file open, and a start reads all of them. At
 the maximum, the active segment grows beyond segment.bytes, so that appends do not wait."""
+
+_RESTORED_AT_ONCE = 1000
+"""So many batches that a repair brings back are recorded while an append waits."""
 
 
 class Appended(NamedTuple):
@@ -1377,13 +1381,15 @@ class Log:
         decided = False
         try:
             with self._saving():
-                self._flush()  # a roll that is not synced renames its segment later
-                self._save_rolls()
                 with self._lock:
                     self._check_usable()
                     if self._number_of(replacement.old) is None:
                         return False
+                self._restore_producers(replacement)
+                self._flush()  # a roll that is not synced renames its segment later
+                self._save_rolls()
                 try:
+                    self._snapshots.restore(self._producers.empty(), replacement.restored)
                     for segment in replacement.old:
                         with suppress(FileNotFoundError):
                             segment.keep_file()
@@ -1398,6 +1404,16 @@ class Log:
             if not decided:
                 replacement.abandon()
         return True
+
+    def _restore_producers(self, replacement: Replacement) -> None:
+        """Record the batches that a replacement brings back: a start, or a truncation, that met their damage could not.
+        The saved states get them next, also one of an earlier roll. All of it comes before the decision: a stop in
+        between leaves the damage, which is repaired again. After the decision nothing would show what a saved state
+        lacks."""
+        headers = replacement.restored()
+        while piece := list(islice(headers, _RESTORED_AT_ONCE)):
+            with self._lock:
+                self._producers.restore(piece)
 
     def _replaced(self, replacement: Replacement) -> None:
         """`replace` after the decision."""

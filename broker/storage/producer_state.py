@@ -26,9 +26,9 @@ state at that offset with it (`ProducersSnapshot.before`). Saved form, little-en
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -283,6 +283,49 @@ class Producers:
             self._record(header, header.base_offset, append_us, self._monotonic(append_us))
         else:
             self.apply_progress.record(header, header.base_offset, append_us)
+
+    def restore(self, headers: Iterable[BatchHeader]) -> None:
+        """Record batches, in order, that a repair brings back: each is put in its place among those that are known. One
+        that is known already changes nothing."""
+        is_ordered = True
+        for header in headers:
+            if header.producer_id >= 0 and header.transaction_batch_id == NO_TRANSACTION:
+                is_ordered &= not self._restore(header)
+            elif header.producer_id >= 0:
+                self.apply_progress.restore(header)
+        if not is_ordered:
+            self._by_id = OrderedDict(sorted(self._by_id.items(), key=lambda each: each[1].batch(-1).base_offset))
+            while len(self._by_id) > self._state_max and self._oldest_may_go():
+                self._by_id.popitem(last=False)
+
+    def _restore(self, header: BatchHeader) -> bool:
+        """Returns whether the batch is its producer's last one now."""
+        known, base_offset = self._by_id.get(header.producer_id), header.base_offset
+        is_last = known is None or known.batch(-1).base_offset < base_offset
+        if known is None or (is_last and known.epoch != header.producer_epoch):
+            producer = _Producer(header.producer_epoch, self._snapshots)
+        elif known.epoch != header.producer_epoch:
+            return False
+        else:
+            producer = known if known.snapshots == self._snapshots else known.copy(self._snapshots)
+        count = len(producer.batches) // _BATCH.size
+        number = bisect_left(range(count), base_offset, key=lambda number: producer.batch(number).base_offset)
+        if number < count and producer.batch(number).base_offset == base_offset:
+            return False
+        append_us, at = header.append_timestamp_us, number * _BATCH.size
+        producer.batches[at:at] = _BATCH.pack(
+            header.base_sequence, header.record_count, base_offset, header.end_offset, append_us
+        )
+        del producer.batches[: max(0, len(producer.batches) - self._remembered_bytes)]
+        if is_last:
+            producer.next_sequence = header.end_sequence
+            producer.last_append, producer.last_append_us = self._monotonic(append_us), append_us
+        self._by_id[header.producer_id] = producer
+        return is_last
+
+    def empty(self) -> Producers:
+        """A state without producers and transactions, with the same limits."""
+        return Producers(self._label, self._remembered_bytes // _BATCH.size, self._state_max, self._clock)
 
     def forget_silent(self, before_us: int) -> int:
         """Forget the producers whose last append was before a wall time; returns their number."""

@@ -394,7 +394,7 @@ class Reader:
         file = segment.share_file()
         try:
             position, _ = self._locate(segment, file, offset, limit, limit_offset)
-            _, header, _ = next(segment.batches(file, position, limit))
+            _, header = next(segment.headers(file, position, limit))
             return position, header.base_offset
         except CorruptBatch:
             damage = segment.damage_at(offset)
@@ -446,11 +446,11 @@ class Reader:
             first = max(start_offset, segment.base_offset)
             position, _ = self._locate(segment, file, first, limit, limit_offset)
         damaged = {damage.position: damage for damage in segment.damaged if damage.end_offset > start_offset}
-        for at, header, batch in segment.batches(file, position, limit):
-            if position in damaged:  # `batches` skipped it
+        for at, header in segment.headers(file, position, limit):
+            if position in damaged:  # `headers` skipped it
                 raise self._corrupt(damaged[position])
-            if body_fault(header, batch):  # a timestamp counts only if the batch's checksum matches
-                raise BadHeader(at)
+            if body_fault(header, self._disk.read(file.fd, header.length, at)):
+                raise BadHeader(at)  # a timestamp counts only if the batch's checksum matches
             if header.max_timestamp_us >= timestamp_us:
                 is_exact = not header.attributes & HAS_TIMESTAMP
                 return max(header.base_offset, start_offset), header.min_timestamp_us if is_exact else None

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from broker.storage.checkpoint import TEMPORARY
 from broker.storage.disk import Buffer, Disk, TruncateFailed
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.index import Damage, places
-from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, Segment, base_offset_of, segment_path
+from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, BadHeader, Segment, base_offset_of, segment_path
+from kafkalog.errors import CorruptBatch
+from kafkalog.format.batch import BatchHeader
 
 SWAP_SUFFIX = ".swap"
 _NAME = re.compile(r"(\d{20})-(\d{20})\.swap")
@@ -108,6 +110,27 @@ class Replacement:
             self._errors.refuse(error, "writing a segment")
         segment.size = size
         return segment.damaged
+
+    def restored(self) -> Iterator[BatchHeader]:
+        """The headers of the batches that are damaged in the old segments and good in the new one, in order; once it is
+        complete. Raises DiskFull, StorageFailed, CorruptBatch."""
+        segment = self.segment
+        file = segment.share_file()
+        try:
+            for damage in [each for old in self.old for each in old.damaged]:
+                position, offset = segment.index.before(damage.start_offset)
+                for _, header in segment.headers(file, position, segment.size):
+                    offset = header.base_offset
+                    if offset >= damage.end_offset:
+                        break
+                    if offset >= damage.start_offset:
+                        yield header
+        except BadHeader as error:
+            raise CorruptBatch(partition=self._errors.label, offset=offset, reason=str(error)) from None
+        except OSError as error:
+            self._errors.refuse(error, "reading a segment")
+        finally:
+            file.release()
 
     def decide(self) -> None:
         """Decide durably that the segment replaces the old ones. Raises OSError: nothing is decided, unless

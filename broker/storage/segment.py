@@ -347,10 +347,11 @@ class Segment:
         self.damaged += found.damaged
         return found
 
-    def replay(self, from_offset: int, on_batch: Callable[[BatchHeader], None]) -> None:
-        """Call `on_batch` with the header of every good batch from an offset on. Bodies are checked too."""
+    def replay(self, from_offset: int, on_batch: Callable[[BatchHeader], None]) -> list[Damage]:
+        """Call `on_batch` with the header of every good batch from an offset on. Bodies are checked too. Damage is
+        added; returns what was not known before."""
         position, offset = self.index.before(from_offset)
-        scan(
+        found = scan(
             self._reader(),
             self.size,
             position=position,
@@ -361,6 +362,7 @@ class Segment:
             known=self._known(position),
             on_batch=lambda header, _: on_batch(header) if header.base_offset >= from_offset else None,
         )
+        return self.add_damage(found.damaged)
 
     def _known(self, position: int) -> Places:
         """Known starts of batches from a position on: the index entries, and the ends of known damage."""
@@ -514,9 +516,9 @@ class Segment:
         self.damaged = damaged
         return [damage for damage in damaged if damage not in known]
 
-    def batches(self, file: SharedFile, position: int, limit: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
-        """(position, header, bytes) of each batch from the start of a batch up to `limit`. Known damage is skipped.
-        Bodies are not checked.
+    def headers(self, file: SharedFile, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of each batch from the start of a batch up to `limit`. Known damage is skipped. No body is
+        read.
 
         Raises:
             BadHeader: bytes are not a batch header.
@@ -529,7 +531,7 @@ class Segment:
             header = header_at(self._disk.read(file.fd, HEADER_SIZE, position))
             if header is None:
                 raise BadHeader(position)
-            yield position, header, self._disk.read(file.fd, header.length, position)
+            yield position, header
             position += header.length
 
 

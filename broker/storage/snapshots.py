@@ -5,6 +5,7 @@ holds its save lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from broker.storage.checkpoint import (
@@ -18,7 +19,8 @@ from broker.storage.checkpoint import (
 from broker.storage.disk import Disk
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.loader import snapshot_offsets, snapshot_path
-from broker.storage.producer_state import ProducersSnapshot, is_saved_state
+from broker.storage.producer_state import Producers, ProducersSnapshot, is_saved_state
+from kafkalog.format.batch import BatchHeader
 
 _NEWEST_KEPT = 2
 
@@ -88,6 +90,25 @@ class Snapshots:
 
     def _is_whole(self, offset: int) -> bool:
         return is_saved_state(read_whole(self._disk, snapshot_path(self._folder, offset)) or b"", offset)
+
+    def restore(self, producers: Producers, headers: Callable[[], Iterable[BatchHeader]]) -> None:
+        """Add batches that a repair brings back to the saved states of the log after them, durably.
+
+        Args:
+            producers: is overwritten.
+            headers: of the batches, in order.
+
+        Raises:
+            OSError, and what `headers` raises.
+        """
+        for offset in snapshot_offsets(self._disk, self._folder):
+            path = snapshot_path(self._folder, offset)
+            saved = read_whole(self._disk, path)
+            if saved is not None and producers.load(saved, offset):
+                producers.restore(header for header in headers() if header.base_offset < offset)
+                restored = producers.snapshot(offset).encode()
+                if restored != saved:
+                    write_atomic(self._disk, path, restored)
 
     def newest_at(self, offset: int) -> int:
         """The offset of the newest saved state at or below an offset; -1 if there is none. Raises OSError."""

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.log import Log
+from broker.replica.repair import repair
+from broker.storage.log import Appended, Log
 from broker.storage.replacement import Replacement
 from broker.storage.segment import segment_path
 from kafkalog.errors import Closed, DiskFull, StorageFailed
+from tests.broker.replica.test_repair import Copy
 from tests.broker.storage.batches import TOPIC_ID, numbered, read_all
-from tests.broker.storage.copies import END, PER_SEGMENT, RECORDS, bytes_in, flip, new_copy, open_copy
+from tests.broker.storage.copies import END, PER_SEGMENT, PRODUCER, RECORDS, bytes_in, flip, new_copy, open_copy
 from tests.crash.memory_disk import MemoryDisk
 
 CUTS = 12  # of names and sectors that were not synced any may be lost: each step is cut so often
@@ -114,6 +116,43 @@ def test_a_stop_within_the_start_that_finishes_a_replacement_costs_nothing() -> 
         for each in within:
             assert check(each.after_kill(), [good()]) == good()
             check(each.after_power_cut(random.Random(seed), 0.5), [good(), damaged()])
+
+
+def test_a_stop_at_any_step_of_a_repair_costs_nothing_of_what_is_known_of_the_repaired_batches() -> None:
+    """A start had met the damage. The roll before the repair saves what was known without these batches."""
+    disk, first = MemoryDisk(), END - 2 * RECORDS
+    log = new_copy(disk)
+    path, size = log.view.segments[-1].path, log.view.segments[-1].size // 4
+    log.close(clean=False)
+    flip(disk, path, 2 * size + 150)
+    log = open_copy(disk, 4)
+    images = disk.images()
+    repaired(log)
+    log.close()
+    disk.before = lambda step: None
+    for seed, image in enumerate([*images, disk]):
+        dice = random.Random(seed)
+        for stopped in (image.after_kill(), *(image.after_power_cut(dice, keep) for keep in (0.0, 0.5))):
+            again = open_copy(stopped, 5)
+            repaired(again)
+            assert is_known(again, first), seed
+            again.close()
+            assert is_known(open_copy(stopped, 6), first), seed
+    assert len(images) > 30
+
+
+def repaired(log: Log) -> None:
+    log.roll_if_damaged()
+    log.append([numbered(0, producer=(PRODUCER + 1, 0, 0))], log.last_epoch)
+    for segment in log.view.segments[:-1]:
+        repair(log, segment, [Copy(new_copy())], lambda: False)
+    assert log.first_damage() is None
+
+
+def is_known(log: Log, offset: int) -> bool:
+    sent = PRODUCER, 0, offset
+    [again] = log.append([numbered(offset, RECORDS, 8, producer=sent, timestamps_us=offset)], log.last_epoch)
+    return isinstance(again, Appended) and again.base_offset == offset
 
 
 def test_a_replacement_that_was_finished_does_not_come_back_after_a_truncation() -> None:

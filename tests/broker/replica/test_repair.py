@@ -9,7 +9,7 @@ import pytest
 
 from broker.replica import repair as module
 from broker.replica.repair import Outcome, repair
-from broker.storage.log import Log
+from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
 from kafkalog.errors import BrokerUnreachable, Closed, CorruptBatch
@@ -19,6 +19,7 @@ from tests.broker.storage.copies import (
     END,
     PATH,
     PER_SEGMENT,
+    PRODUCER,
     RECORDS,
     bytes_in,
     cut,
@@ -28,6 +29,7 @@ from tests.broker.storage.copies import (
 )
 from tests.crash.memory_disk import MemoryDisk
 
+MIXED, DECIDED = 11, [(0, 3), (1, 2)]  # batches of `mixed_log`, and those of each part of the decided batch among them
 GOOD: dict[int, bytes | None] = {offset: b"%08d" % offset for offset in range(END)}
 
 
@@ -66,6 +68,39 @@ def damaged_copy(*places: tuple[int, int]) -> tuple[MemoryDisk, Log]:
         list(log.check(segment))
         assert segment.damaged
     return disk, log
+
+
+def mixed_log(disk: MemoryDisk) -> Log:
+    """Batches of two producers around a decided batch, in one segment."""
+    directory = LogDirectory(PATH, disk=disk, clock=ManualClock(), producer_batches_remembered=5)
+    log = directory.open_log(TOPIC_ID, 0, "t-0", topic(index_interval_bytes=700), 0)
+    log.append([numbered(offset, producer=(7, 0, offset)) for offset in range(2)], 0)
+    for part, batches in DECIDED:
+        log.append_decided(
+            [numbered(part * 10 + each, producer=(9, 0, each), transaction=(4, part)) for each in range(batches)], 0
+        )
+    log.append([numbered(offset, producer=(8, 0, offset)) for offset in range(2)], 0)
+    log.append([numbered(2, producer=(7, 0, 2)), numbered(0)], 0)
+    log.flush()
+    return log
+
+
+def known_of(log: Log) -> tuple[object, ...]:
+    """What a log knows of its batches: for each batch of the producers where it is, and the apply progress."""
+    sent = (7, 0), (7, 1), (7, 2), (8, 0), (8, 1)
+    again = [log.append([numbered(9, producer=(producer, 0, number))], log.last_epoch) for producer, number in sent]
+    progress = log.apply_progress(9)
+    assert progress is not None
+    decided = progress.start_offset, progress.end_offset, progress.first, progress.has_all(DECIDED)
+    return *((each.base_offset, each.end_offset) for [each] in again if isinstance(each, Appended)), decided
+
+
+def mend_all(log: Log, *sources: Copy) -> None:
+    log.roll_if_damaged()
+    log.flush()
+    for segment in log.view.segments[:-1]:
+        repair(log, segment, sources, lambda: False)
+    assert log.first_damage() is None
 
 
 def mend(log: Log, *sources: Copy | Away, number: int = 1, is_stopping: Callable[[], bool] = lambda: False) -> Outcome:
@@ -250,3 +285,80 @@ def test_damage_in_the_active_segment_is_repaired_after_a_roll() -> None:
     assert log.view.segments[-1] is not active
     assert mend(log, Copy(new_copy()), number=3) == Outcome(1, [])
     assert read_all(log) == GOOD
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["once", "with-what-it-saved"])
+@pytest.mark.parametrize("lost", [(0,), (2,), (3, 4), (6,), (9,), (0, 2, 5, 9), tuple(range(10))], ids=str)
+def test_what_a_start_could_not_learn_from_damaged_batches_comes_with_their_repair(
+    lost: tuple[int, ...], is_restarted: bool
+) -> None:
+    """A repaired replica that came to lead appended what had been acknowledged once more."""
+    disk, twin = MemoryDisk(), mixed_log(MemoryDisk())
+    log = mixed_log(disk)
+    path, size = log.view.segments[0].path, log.view.segments[0].size // MIXED
+    log.close(clean=False)
+    for batch in lost:
+        flip(disk, path, batch * size + 150)
+    log = open_copy(disk, 0)
+    assert log.first_damage() == lost[0]
+    if is_restarted:
+        log.close()
+        log = open_copy(disk, 0)
+    log.roll_if_damaged()
+    log.append([numbered(0, producer=(5, 0, 0))], 0)
+    log.flush()  # saves what it knows
+    mend_all(log, Copy(twin))
+    assert known_of(log) == known_of(twin)
+    for is_clean, is_newest_lost in ((False, False), (True, False), (True, True)):
+        log.close(clean=is_clean)
+        if is_newest_lost:
+            disk.unlink(log.directory / max(name for name in disk.names(log.directory) if name.endswith(".producers")))
+        log = open_copy(disk, 0)
+        assert known_of(log) == known_of(twin)
+
+
+def test_what_a_truncation_could_not_learn_from_damaged_batches_comes_with_their_repair() -> None:
+    _, log = damaged_copy((3, 0))
+    log.truncate_to(END - RECORDS)
+    log.begin_epoch(4)
+    mend_all(log, Copy(new_copy()))
+    first = END - PER_SEGMENT
+    [again] = log.append([numbered(first, RECORDS, 8, producer=(PRODUCER, 0, first))], 4)
+    assert isinstance(again, Appended) and again.base_offset == first
+
+
+def test_of_a_part_that_is_repaired_that_part_is_known() -> None:
+    disk, twin = MemoryDisk(), mixed_log(MemoryDisk())
+    log, half = mixed_log(disk), mixed_log(other := MemoryDisk())
+    path, size = log.view.segments[0].path, log.view.segments[0].size // MIXED
+    for broken, batches in ((log, (0, 3)), (half, (3,))):
+        broken.close(clean=False)
+        for batch in batches:
+            flip(disk if broken is log else other, path, batch * size + 150)
+    log, half = open_copy(disk, 0), open_copy(other, 0)
+    log.roll_if_damaged()
+    assert mend(log, Copy(half), number=0).repaired == 1
+    *sent, decided = known_of(log)
+    assert sent == list(known_of(twin)[:-1]) and decided != known_of(twin)[-1]
+    mend_all(log, Copy(twin))
+    assert known_of(log) == known_of(twin)
+
+
+def test_damage_that_a_start_meets_in_a_closed_segment_is_known_and_repaired() -> None:
+    disk = MemoryDisk()
+    log = new_copy(disk)
+    segment = log.view.segments[2]
+    log.close()
+    for name in disk.names(log.directory):
+        if name.endswith(".producers"):
+            disk.unlink(log.directory / name)
+    flip(disk, segment.path, 3 * (segment.size // BATCHES) + 150)
+    log = open_copy(disk)
+    last = 3 * PER_SEGMENT - RECORDS
+    assert log.first_damage() == last
+    assert mend(log, Copy(new_copy()), number=2) == Outcome(1, [])
+    log.close(clean=False)
+    log = open_copy(disk, 4)
+    assert log.first_damage() is None
+    [again] = log.append([numbered(last, RECORDS, 8, producer=(PRODUCER, 0, last))], 4)
+    assert isinstance(again, Appended) and again.base_offset == last

@@ -270,3 +270,32 @@ def test_digests_of_replicas_are_the_same_and_count_damage(brokers: Brokers) -> 
     flip(followers[0], topic, 0, 700)
     damaged = followers[0].stub.DigestRange(request, timeout=30)
     assert damaged.batches == BATCHES - 1 and len(damaged.damaged) == 1
+
+
+def test_a_repaired_replica_that_comes_to_lead_knows_what_was_acknowledged(
+    brokers: Brokers, start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It appended a batch again whose answer was lost."""
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
+    leader = leader_of(brokers, topic)
+    members = leader.record("t").replicas[0]
+    waited_for(in_sync(brokers, topic, 0, *members))
+    batches = [a_batch([b"%d" % id], producer_id=id, producer_epoch=0, base_sequence=0) for id in (77, 78, 79)]
+    with leader.client() as client:
+        for batch in batches:
+            assert not client.append(topic, batch, acks=-1).HasField("error")
+    [other] = [number for number in members if brokers[number] is not leader]
+    waited_for(lambda: replica(brokers[other], topic).role.high_watermark == len(batches))
+    brokers[other].broker.host._directory.save_high_watermarks()
+    stopped = brokers.pop(other)
+    stopped.stop(clean=False)
+    flip(stopped, topic, 0, len(batches[0]) - 1)
+    brokers[other] = start_broker(other, replica_lag_time_max_ms=3000)
+    waited_for(lambda: "damage_repaired" in caplog.text)
+    waited_for(in_sync(brokers, topic, 0, *members))
+    [number] = [number for number, each in brokers.items() if each is leader]
+    brokers.pop(number).stop()
+    leader = leader_of(brokers, topic)
+    assert leader is brokers[other]
+    with leader.client() as client:
+        assert [client.append(topic, batch).base_offset for batch in batches] == [0, 1, 2]

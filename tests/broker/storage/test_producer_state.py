@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -233,11 +235,8 @@ def transactional(number: int) -> BatchHeader:
     return make_batch([b"x"], producer=(9, 0, number), transaction=(1, 0))[0]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_state_before_an_offset_gives_the_whole_state_with_the_batches_from_there_on(seed: int) -> None:
-    """And it has nothing about those, which may be lost."""
-    chance = random.Random(seed)
-    whole = Producers("t-0", 5, 1000, ManualClock())
+def history(chance: random.Random) -> list[BatchHeader]:
+    """The batches of a log: those of some producers, with new epochs, and of a transaction."""
     headers: list[BatchHeader] = []
     sent: dict[tuple[int, int], int] = {}
     offset = batch_id = 0
@@ -253,8 +252,23 @@ def test_the_state_before_an_offset_gives_the_whole_state_with_the_batches_from_
             made = header(sequence, chance.randint(1, 3), epoch=epoch, producer=producer)
             sent[producer, epoch] = made.end_sequence
         headers.append(made._replace(base_offset=offset, append_timestamp_us=at_us))
-        whole.replay(headers[-1])
         offset = headers[-1].end_offset
+    return headers
+
+
+def replayed(headers: Iterable[BatchHeader]) -> Producers:
+    producers = Producers("t-0", 5, 1000, ManualClock())
+    for each in headers:
+        producers.replay(each)
+    return producers
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_state_before_an_offset_gives_the_whole_state_with_the_batches_from_there_on(seed: int) -> None:
+    """And it has nothing about those, which may be lost."""
+    headers = history(random.Random(seed))
+    whole = replayed(headers)
+    offset = headers[-1].end_offset
     taken = whole.snapshot(offset)
     expected = taken.encode()
     for number, first in enumerate(headers):
@@ -277,3 +291,41 @@ def test_the_state_before_an_offset_gives_the_whole_state_with_the_batches_from_
             copy.replay(each)
         assert copy.snapshot(offset).encode() == expected
     assert whole.snapshot(offset).encode() == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_that_a_repair_brings_back_give_the_state_that_there_would_be_with_them(seed: int) -> None:
+    """In whatever order ranges are repaired, and if some of them were known."""
+    chance = random.Random(seed)
+    headers = history(chance)
+    whole = replayed(headers)
+    lost = [number for number in range(len(headers)) if chance.random() < 0.4]
+    producers = replayed(each for number, each in enumerate(headers) if number not in lost)
+    before = producers.snapshot(0).encode()
+    taken = producers.snapshot(0)
+    ranges = [[headers[number] for number in range(start, start + 5)] for start in range(0, len(headers), 5)]
+    chance.shuffle(ranges)
+    for each in ranges:
+        producers.restore(each)
+    assert taken.encode() == before, "a snapshot is not changed by what comes after it"
+    assert without_progress(producers) == without_progress(whole)
+    known, expected = producers.apply_progress.get(99), whole.apply_progress.get(99)
+    assert known is not None and expected is not None
+    for name in ("batch_id", "start_offset", "end_offset", "first", "last_append_us"):
+        assert getattr(known, name) == getattr(expected, name)
+    counts = Counter(each.part for each in headers if each.transaction_batch_id == expected.batch_id)
+    assert known.has_all(counts.items())
+
+
+def without_progress(producers: Producers) -> bytes:
+    length = len(b"".join(producers.apply_progress.snapshot().encode()))
+    return producers.snapshot(0).encode()[: -length - 4]
+
+
+def test_a_producer_that_a_repair_brings_back_takes_no_place_of_a_later_one() -> None:
+    producers, clock = Producers("t-0", 5, 2, clock := ManualClock()), clock
+    for number in (1, 2):
+        producers.record(header(0, producer=number), 100 + number, clock.now_us())
+    clock.advance(1000)
+    producers.restore([header(0, producer=3)._replace(base_offset=40)])
+    assert [number in producers for number in (1, 2, 3)] == [True, True, False]
