@@ -230,9 +230,10 @@ class Log:
 
     @high_watermark.setter
     def high_watermark(self, offset: int | None) -> None:
-        """None: there are no other replicas any more."""
+        """None: there are no other replicas any more. What was deleted was on all of them, so a saved offset from
+        before a deletion counts as the start."""
         with self._lock:
-            self._high_watermark = None if offset is None else min(offset, self._end_offset)
+            self._high_watermark = None if offset is None else min(max(offset, self.start_offset), self._end_offset)
 
     def first_damage(self, from_offset: int = 0) -> int | None:
         """Where the first range begins that is known to be damaged on disk, of those that begin at or after an offset;

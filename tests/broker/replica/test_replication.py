@@ -702,6 +702,35 @@ def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
     assert not emptied
 
 
+def test_a_watermark_that_was_saved_before_a_deletion_is_not_before_the_start(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log had fewer than no records for as long as the set was too small, and nothing could be deleted."""
+    monkeypatch.setattr(LogDirectory, "save_high_watermarks", lambda self: None)
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=2)
+    leader = leader_of(brokers, topic)
+    members = leader.record("t").replicas[0]
+    waited_for(in_sync(brokers, topic, 0, *members))
+    with leader.client() as client:
+        for number in range(20):
+            assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    deletion = bpb.DeleteRecordsRequest(topic_id=topic, before_offset=10)
+    assert leader.stub.DeleteRecords(deletion, timeout=30).log_start_offset == 10
+    [back] = [number for number in members if brokers[number] is leader]
+    for number in members:
+        brokers.pop(number).stop(clean=False)
+    brokers[back] = start_broker(back, replica_lag_time_max_ms=3000)
+    leader = leader_of(brokers, topic)
+    extents = bpb.DescribeTopicsRequest(names=["t"], extents=True)
+    [described] = leader.stub.DescribeTopics(extents, timeout=30).topics
+    extent = described.partitions[0].extent
+    assert (extent.start_offset, extent.end_offset) == (10, 10)
+    assert leader.stub.DeleteRecords(deletion, timeout=30).log_start_offset == 10
+    with leader.client() as client:
+        fetched, _ = client.fetch(topic, 5)
+    assert isinstance(error_from_wire(fetched.error), errors.OffsetOutOfRange)
+
+
 def test_a_replica_with_a_flush_before_each_ack_keeps_what_was_synced_after_a_loss_of_power(
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
