@@ -771,7 +771,7 @@ def test_bytes_are_listed_while_half_a_batch_is_hidden(broker: RunningBroker) ->
         request = broker_pb2.ListOffsetsRequest(partitions=[wanted])
         (listed,) = broker.stub.ListOffsets(request, timeout=30).partitions
         assert not listed.HasField("error"), listed
-        assert (listed.offset, listed.size_bytes > 0) == (2, offset < 2)
+        assert (listed.offset, listed.size_bytes > 0) == (max(2, offset), offset < 2)
 
 
 @pytest.mark.parametrize("parts", [(2, 1), (1, 1)])
