@@ -229,6 +229,7 @@ class _Link:
             broker.data_port,
             connect_timeout_ms=_CONNECT_TIMEOUT_MS,
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            of_replica=True,
         )
         self._fetcher.connected()
         with self._changed:

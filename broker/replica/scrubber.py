@@ -365,6 +365,7 @@ class _Replica(Source):
                 self._broker.data_port,
                 connect_timeout_ms=_CONNECT_TIMEOUT_MS,
                 request_timeout_ms=_REQUEST_TIMEOUT_MS,
+                of_replica=True,
             )
         self._scrubber.connected(self._connection)
         return self._connection

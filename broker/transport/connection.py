@@ -257,7 +257,7 @@ class Connection:
             frames.check_hello(hello, self._peer)
         except ProtocolError as error:
             log.info("hello_refused", peer=self._peer, reason=str(error))
-            if hello.startswith(frames.HELLO_MAGIC):
+            if hello.startswith((frames.HELLO_MAGIC, frames.REPLICA_MAGIC)):
                 self._send(frames.hello())
             return False
         self._send(frames.hello())

@@ -34,6 +34,7 @@ _PARSING_MAX = 8
 _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
 _RETRY_ACCEPT_MS = 200
+_HELLO_MS = 50
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -153,10 +154,11 @@ class DataPort:
         poller.poll(_RETRY_ACCEPT_MS)
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        """Serve a connection, or refuse it if there are too many. Raises OSError if no descriptor is left for it."""
+        """Serve a connection, or refuse it if there are too many: but no other broker, whose replicas would leave the
+        in-sync sets. Raises OSError if no descriptor is left for it."""
         with self._lock:
             full = len(self._connections) >= self._settings.max_connections
-        if full:
+        if full and not _is_of_replica(accepted):
             self._refuse(accepted, peer)
             return
         connection = Connection(
@@ -205,3 +207,16 @@ class DataPort:
         now = self._clock.monotonic()
         while self._refused and self._refused[0][1] <= now:
             self._refused.popleft()[0].close()
+
+
+def _is_of_replica(accepted: socket.socket) -> bool:
+    """Whether a new connection is that of a broker that comes to copy, by its hello, which is waited for a moment. It
+    is left to be read."""
+    poller = select.poll()
+    poller.register(accepted, select.POLLIN)
+    if not poller.poll(_HELLO_MS):
+        return False
+    try:
+        return accepted.recv(frames.HELLO_SIZE, socket.MSG_PEEK).startswith(frames.REPLICA_MAGIC)
+    except OSError:
+        return False

@@ -40,6 +40,7 @@ class DataConnection:
         connect_timeout_ms: for connecting and greeting together.
         request_timeout_ms: after which a send or receive without progress fails.
         broker_epoch: 0: not known.
+        of_replica: this is a broker that comes to copy.
 
     Raises:
         BrokerUnreachable: nothing answers there in time.
@@ -47,7 +48,14 @@ class DataConnection:
     """
 
     def __init__(
-        self, host: str, port: int, *, connect_timeout_ms: int, request_timeout_ms: int, broker_epoch: int = 0
+        self,
+        host: str,
+        port: int,
+        *,
+        connect_timeout_ms: int,
+        request_timeout_ms: int,
+        broker_epoch: int = 0,
+        of_replica: bool = False,
     ) -> None:
         self.address = format_address(host, port)
         self.broker_epoch = broker_epoch
@@ -61,7 +69,7 @@ class DataConnection:
         self._closed = False
         self._socket = connect(host, port, connect_timeout_ms)
         try:
-            self.protocol = self._greet()
+            self.protocol = self._greet(hello(of_replica=of_replica))
             # Blocking with the kernel's timeouts: one system call for each operation. Python's timeouts add a poll, and
             # every return from a call may wait 5 ms for the interpreter lock when another thread is busy.
             self._socket.settimeout(None)
@@ -73,10 +81,10 @@ class DataConnection:
             self._socket.close()
             raise
 
-    def _greet(self) -> int:
+    def _greet(self, own_hello: bytes) -> int:
         """Hello each way, within what is left of the connect timeout. Returns the version that both speak."""
         try:
-            self._socket.sendall(hello())
+            self._socket.sendall(own_hello)
             answer = b""
             while len(answer) < HELLO_SIZE:
                 piece = self._socket.recv(HELLO_SIZE - len(answer))

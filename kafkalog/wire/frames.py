@@ -25,6 +25,8 @@ HELLO = struct.Struct("<4sHH")
 HELLO_SIZE = 8
 assert HELLO.size == HELLO_SIZE
 HELLO_MAGIC = b"KLOG"
+REPLICA_MAGIC = b"KREP"
+"""In the hello of a broker that comes to copy: clients must not keep it out (`max.connections`)."""
 
 PREFIX = struct.Struct("<II")
 PREFIX_SIZE = 8
@@ -33,8 +35,8 @@ HEADER_LENGTH_MAX = 1 << 20
 """A frame header (not body) larger than this is refused: 1 MiB is over 30,000 partitions in one request."""
 
 
-def hello(versions: VersionRange = PROTOCOL) -> bytes:
-    return HELLO.pack(HELLO_MAGIC, versions.newest, versions.oldest)
+def hello(versions: VersionRange = PROTOCOL, *, of_replica: bool = False) -> bytes:
+    return HELLO.pack(REPLICA_MAGIC if of_replica else HELLO_MAGIC, versions.newest, versions.oldest)
 
 
 def check_hello(data: bytes, address: str, ours: VersionRange = PROTOCOL) -> int:
@@ -46,7 +48,7 @@ def check_hello(data: bytes, address: str, ours: VersionRange = PROTOCOL) -> int
     """
     magic: bytes
     magic, newest, oldest = HELLO.unpack(data)
-    if magic != HELLO_MAGIC:
+    if magic not in (HELLO_MAGIC, REPLICA_MAGIC):
         raise ProtocolError(address=address, reason="this is not a kafkalog data port (is it the gRPC port?)")
     return common_version(address, VersionRange(oldest, newest), ours)
 

@@ -29,6 +29,7 @@ from kafkalog.errors import (
 )
 from kafkalog.format.batch import iter_batches
 from kafkalog.format.columns import decode_columns
+from kafkalog.net.data import DataConnection
 from kafkalog.versions import VersionRange
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -811,6 +812,24 @@ def test_one_connection_too_many_is_told_so_and_the_others_continue(start_broker
     assert (counters["dataport.requests"], counters["dataport.connections_refused"]) == (1, 1)
     with broker.client() as again:
         assert again.append(topic, a_batch()).base_offset == 1
+
+
+def test_a_broker_that_comes_to_copy_is_one_connection_too_many_never(start_broker: StartBroker) -> None:
+    """Clients that took all connections kept the followers out: these left the in-sync sets."""
+    broker = start_broker(max_connections=1)
+    topic = broker.new_topic()
+    port = broker.broker.data_port
+    with broker.client() as one, socket.create_connection(("127.0.0.1", port)) as silent:
+        assert one.append(topic, a_batch()).base_offset == 0
+        silent.settimeout(30)
+        assert silent.recv(frames.HELLO_SIZE) == frames.hello()
+        for _ in range(2):
+            times = {"connect_timeout_ms": 30_000, "request_timeout_ms": 30_000}
+            with contextlib.closing(DataConnection("127.0.0.1", port, of_replica=True, **times)) as replica:
+                asked = pb.RequestHeader(correlation_id=7, replica_fetch=pb.ReplicaFetchRequest(broker_id=1))
+                replica.send([frames.frame_start(asked.SerializeToString(), 0)])
+                header, _ = replica.receive()
+                assert (header.correlation_id, header.HasField("error")) == (7, False)
 
 
 def test_more_bodies_than_the_pool_wait_their_turn_and_all_arrive(
