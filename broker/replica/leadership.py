@@ -15,6 +15,9 @@ from kafkalog.zk.registry import BrokerRecord, PartitionState
 IN_FLIGHT_MAX = 2
 """Requests that a follower's broker sends before the first one is answered. The second one names partitions that came
 meanwhile: the first one is answered at once then."""
+_NEAR_SECONDS = 1.0
+"""A follower is near the leader's end if it has all that the leader had so long ago. One that waits for a slow disk's
+flushes never has all that the leader has now, while others append."""
 
 
 class Pulse:
@@ -51,17 +54,20 @@ class Follower:
         end_offset: it has every record before it.
         is_whole: none of them is known to be damaged there, and it has the state of the producers before them.
         staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
-        leader_end: the end of the leader's log when it said so.
         said_at: when it said so.
-        caught_up_at: when it last had all that the leader had, as far as is known.
+        goal_end, goal_at: where the leader's log ended, and when, as this follower had last reached such a goal.
+        reached_at: as of when it has all that the leader had, as it said on this connection.
+        caught_up_at: as of when it had all that the leader had last, as far as is known.
     """
 
     pulse: Pulse
     end_offset: int
     is_whole: bool
     staged_end: int
-    leader_end: int
     said_at: float
+    goal_end: int
+    goal_at: float
+    reached_at: float
     caught_up_at: float
 
 
@@ -175,13 +181,17 @@ class Leadership:
             return False
         replica = broker_id, directory
         before = self._followers.get(replica)
-        caught_up_at = self._caught_up_at(replica)
+        goal_end, goal_at, reached_at = leader_end, pulse.at, -math.inf
         if end_offset >= leader_end:
-            caught_up_at = pulse.at
-        elif before is not None and end_offset >= before.leader_end:  # all that there was when it fetched before
-            caught_up_at = max(caught_up_at, before.said_at)
+            reached_at = pulse.at
+        elif before is not None and before.pulse is pulse:
+            if end_offset >= before.goal_end:
+                reached_at = before.goal_at
+            else:  # another goal at each fetch could be out of reach for ever, while others append
+                goal_end, goal_at, reached_at = before.goal_end, before.goal_at, before.reached_at
+        caught_up_at = max(self._caught_up_at(replica), reached_at)
         follower = self._followers[replica] = Follower(
-            pulse, end_offset, is_whole, staged_end, leader_end, pulse.at, caught_up_at
+            pulse, end_offset, is_whole, staged_end, pulse.at, goal_end, goal_at, reached_at, caught_up_at
         )
         return broker_id not in self.joining and self._may_join(broker_id, follower)
 
@@ -199,8 +209,11 @@ class Leadership:
 
     def _may_join(self, broker_id: int, follower: Follower) -> bool:
         """Rule 2. A damaged record is one that a replica does not have; nor would it recognise duplicates of records
-        without their producers' state."""
+        without their producers' state. Below min.insync.replicas the high watermark stands still: there a replica has to
+        be near the leader's end too, or it would lead without what was appended since as soon as the leader stops."""
         if broker_id in self.state.isr or not follower.is_whole:
+            return False
+        if self.is_below_min and follower.reached_at < follower.pulse.at - _NEAR_SECONDS:
             return False
         return follower.end_offset >= max(self.watermark, self.start_offset) and follower.staged_end >= max(
             self.staged_watermark, self.staged_start
@@ -219,6 +232,7 @@ class Leadership:
         """
         for follower in self._followers.values():
             if follower.end_offset >= leader_end:
+                follower.reached_at = follower.pulse.at
                 follower.caught_up_at = max(follower.caught_up_at, follower.pulse.at)
         since = now - lag_seconds
         joining = [

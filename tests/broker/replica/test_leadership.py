@@ -31,9 +31,10 @@ def fetched(
     directory: str = "",
     registration: int = 1,
     connection: int = 0,
+    pulse: Pulse | None = None,
 ) -> bool:
-    """By default from the directory in the state, by the broker's registration."""
-    pulse = Pulse(now, registration, connection)
+    """By default from the directory in the state, by the broker's registration, on a connection of its own."""
+    pulse = pulse or Pulse(now, registration, connection)
     return leadership.fetched(broker, directory or DIRECTORIES[broker], pulse, end, is_whole, 0, leader_end)
 
 
@@ -98,22 +99,41 @@ def test_a_replica_joins_with_all_from_before_the_epoch_also_while_the_set_is_to
     assert fetched(leadership, 2, 10, 14)
     below = leading(0, watermark=3)
     assert not fetched(below, 2, 9, 14)
-    assert fetched(below, 2, 13, 14), "it would never have all while others append"
+    assert fetched(below, 2, 14, 14)
     assert not fetched(below, 0, 14, 14)  # itself
     assert not below.fetched(7, "d", Pulse(101.0, 1, 0), 14, True, 0, 14)  # no replica of it
 
 
 def test_a_replica_that_joins_far_behind_has_the_time_of_a_member_to_come_to_the_end() -> None:
     """It left at the next look, and joined with the next fetch, some twenty times a second."""
-    below = leading(0, watermark=3)
-    assert fetched(below, 2, 10, 900, now=150.0)
-    assert joining(below, 900, 150.0) == [Joining(2, 1, "c")]
-    below.asked_to_join(Joining(2, 1, "c"))
-    assert below.adopt(replace(state(0, 2), version=below.state.version + 1))
-    below.nothing_asked()
-    fetched(below, 2, 20, 1000, now=151.0)
-    assert leaving(below, 159.0, 1000) == []
-    assert leaving(below, 161.0, 1000) == [2]
+    leadership = leading(0, 1)
+    fetched(leadership, 1, 10, 10, now=150.0)
+    assert fetched(leadership, 2, 10, 900, now=150.0)
+    assert joining(leadership, 900, 150.0) == [Joining(2, 1, "c")]
+    leadership.asked_to_join(Joining(2, 1, "c"))
+    assert leadership.adopt(replace(state(0, 1, 2), version=leadership.state.version + 1))
+    leadership.nothing_asked()
+    fetched(leadership, 1, 1000, 1000, now=158.0)
+    fetched(leadership, 2, 20, 1000, now=151.0)
+    assert leaving(leadership, 159.0, 1000) == []
+    assert leaving(leadership, 161.0, 1000) == [2]
+
+
+def test_below_min_insync_a_replica_joins_only_near_the_leaders_end_also_while_others_append() -> None:
+    """The watermark stands still: a member far behind would lead after a controlled stop, without acks=1 records."""
+    below, pulse = leading(0, watermark=3), Pulse(101.0, 1, 0)
+    for pulse.at, end, leader_end in ((101.0, 10, 900), (101.2, 500, 950), (102.1, 899, 1000), (102.2, 900, 1100)):
+        assert not fetched(below, 2, end, leader_end, pulse=pulse), "what was the end for longer than a second"
+        assert joining(below, leader_end, pulse.at) == []
+    pulse.at = 102.3
+    assert not fetched(below, 2, 1050, 1200, pulse=pulse)
+    pulse.at = 102.4
+    assert fetched(below, 2, 1190, 1300, pulse=pulse), "the end at 102.2"
+    assert joining(below, 1300, 102.4) == [Joining(2, 1, "c")]
+    assert not fetched(below, 2, 1195, 1400, pulse=Pulse(102.5, 1, 1)), "on another connection it is not known"
+    fetched(below, 2, 1400, 1400, pulse=pulse)
+    pulse.at = 200.0  # of other partitions: it has all, and says nothing of this one
+    assert joining(below, 1400, 200.0) == [Joining(2, 1, "c")]
 
 
 def test_a_replica_with_damage_does_not_join_and_a_member_stays() -> None:
@@ -139,9 +159,10 @@ def test_a_follower_that_lags_or_never_fetched_leaves_and_an_idle_one_stays() ->
 
 
 def test_a_follower_that_has_what_there_was_at_its_last_fetch_does_not_lag() -> None:
-    leadership = leading(0, 1)
-    fetched(leadership, 1, 10, 20, now=101.0)
-    fetched(leadership, 1, 20, 30, now=115.0)
+    leadership, pulse = leading(0, 1), Pulse(101.0, 1, 0)
+    fetched(leadership, 1, 10, 20, pulse=pulse)
+    pulse.at = 115.0
+    fetched(leadership, 1, 20, 30, pulse=pulse)
     assert leaving(leadership, 110.9, 30) == []
     assert leaving(leadership, 111.1, 30) == [1]
 
