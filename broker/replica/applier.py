@@ -391,13 +391,17 @@ class Applier:
             self._applying.release()
 
     def forget_silent(self) -> None:
+        """`forget_progress`, and what else is done from time to time while it leads. Raises StorageFailed, Closed."""
+        self.forget_progress()
+        self._staging.record_drops()
+        self._settle_doubts()
+
+    def forget_progress(self) -> None:
         """Make the log forget the progress of transactions that ended long ago. Raises StorageFailed, Closed."""
         keep = self._staging.producer_ids()
         # `keep` is taken before this call, so that the sets of all others are known to be dropped for good.
         if self._log.has_silent_transactions(keep) and self._staging.settle_drops():
             self._log.forget_silent_transactions(keep)
-        self._staging.record_drops()
-        self._settle_doubts()
 
     def _settle_doubts(self) -> None:
         """Batches are doubted until they are applied from their sets, or until the log has a later batch of their

@@ -179,10 +179,15 @@ class StagedWrites:
             return self._staging.expire(writes, before)
 
     def forget_silent(self) -> None:
-        """Forget the apply progress of transactions that ended long ago."""
-        if self._log.knows_transactions and self._role.leads:
+        """Forget the apply progress of transactions that ended long ago, whether it leads or follows."""
+        if not self._log.knows_transactions:
+            return
+        if self._role.leads:
             with self._as_leader():
                 self._applier.forget_silent()
+        else:
+            with self._role.hosted():
+                self._applier.forget_progress()
 
     @property
     def size_bytes(self) -> int:

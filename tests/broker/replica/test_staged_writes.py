@@ -1194,6 +1194,24 @@ def test_marks_of_writes_that_are_done_for_good_are_forgotten_and_a_streams_stay
     assert len(read_all(partition)) == 2
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_follower_forgets_the_progress_of_transactions_too(directory: LogDirectory, is_held: bool) -> None:
+    """Each batch write has a transaction of its own: a replica that never leads kept all of them."""
+    clock = directory.services.clock
+    assert isinstance(clock, ManualClock)
+    partition = open_partition(directory)
+    apply(partition, write(partition, 0, [batch(0)]))
+    partition.staged.forget("x", 0, stays=True)
+    if is_held:
+        write(partition, 1, [batch(0, batch_id=1)])
+    partition.role.follow(1, 7)
+    partition.staged.forget_silent()
+    assert partition.log.apply_progress(PRODUCER) is not None
+    clock.advance(PROGRESS_KEPT_US // 1_000_000 + 1)
+    partition.staged.forget_silent()
+    assert (partition.log.apply_progress(PRODUCER) is not None) is is_held, "a set of its transaction is here"
+
+
 def test_a_late_apply_of_a_write_that_was_done_just_now_succeeds(directory: LogDirectory) -> None:
     partition = open_partition(directory)
     prepared = write(partition, 0, [batch(0)])
