@@ -209,8 +209,8 @@ class Leadership:
 
     def _may_join(self, broker_id: int, follower: Follower) -> bool:
         """Rule 2. A damaged record is one that a replica does not have; nor would it recognise duplicates of records
-        without their producers' state. Below min.insync.replicas the high watermark stands still: there a replica has to
-        be near the leader's end too, or it would lead without what was appended since as soon as the leader stops."""
+        without their producers' state. Below min.insync.replicas the high watermark stands still: there a replica has
+        to be near the leader's end too, or it would lead without what was appended since once the leader stops."""
         if broker_id in self.state.isr or not follower.is_whole:
             return False
         if self.is_below_min and follower.reached_at < follower.pulse.at - _NEAR_SECONDS:
