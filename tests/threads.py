@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from kafkalog.net.main_thread import BACKGROUND
+
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
     """Wait until all have ended; fail when one has not within so many seconds, which are for all of them together."""
@@ -20,7 +22,7 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
 
 class NoThreads:
     """While it is `on`, threads whose names it is asked about cannot be started: what `threading` says then. Those of
-    `in_background` have no name; it is asked about `kafkalog-background`."""
+    the main thread in the background are refused before they have a name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, names: Callable[[str], bool]) -> None:
         self.on = True
@@ -36,7 +38,7 @@ class NoThreads:
         start_new_thread = _thread.start_new_thread
 
         def start_unnamed(run: Callable[..., object], arguments: tuple[object, ...]) -> int:
-            if self.on and names("kafkalog-background"):
+            if self.on and names(BACKGROUND):
                 raise RuntimeError("can't start new thread")
             return start_new_thread(run, arguments)
 

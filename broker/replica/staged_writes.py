@@ -20,6 +20,7 @@ from broker.staging.part import Write
 from broker.staging.staging import Staged, StagedCopy, Staging
 from broker.storage.log import Log
 from broker.storage.segment import FileSlice
+from kafkalog.errors import StagedPartLost
 from kafkalog.format.batch import Batch
 
 
@@ -107,6 +108,7 @@ class StagedWrites:
         Raises:
             NotLeader: this broker does not lead.
             NotEnoughReplicas: what is staged could not be acknowledged.
+            OffsetNotAvailable: something is not staged here, but another replica may lead by now, and have it.
         """
         leadership = self._role.leadership
         if leadership is None:
@@ -116,6 +118,9 @@ class StagedWrites:
         with self._role.hosted():
             try:
                 yield leadership.epoch
+            except StagedPartLost:
+                self._role.check_leads_surely()
+                raise
             finally:
                 self._replica_waiters.wake()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from kafkalog.errors import OutOfThreads
+from kafkalog.net.main_thread import start_thread
 
 _Result = TypeVar("_Result")
 
@@ -61,7 +61,7 @@ def in_background(
             future.set_result(result)
 
     try:
-        _thread.start_new_thread(run, ())  # `Thread.start` waits, and an interrupt there may keep `run` from its start
+        start_thread(run)
     except RuntimeError as error:
         if here_if_need_be:
             run()

@@ -43,6 +43,7 @@ from kafkalog.events import get_logger
 from kafkalog.net.control import ControlConnection, PendingCall
 from kafkalog.net.data import DataConnection
 from kafkalog.net.forks import after_fork
+from kafkalog.net.main_thread import Signal
 from kafkalog.net.tcp import format_address
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Retry
@@ -288,12 +289,13 @@ class Cluster:
         self._cluster_id = ""  # of the brokers that answered last; empty: none has
         self._cluster_since = 0.0  # when it was first seen
         self._topics: dict[str, _Known] = {}
+        self._knows_all = False  # all topics were reported once, by a broker that was certain
         self._control: dict[tuple[str, int], ControlConnection] = {}
         self._idle: dict[int, list[DataConnection]] = {}
         self._borrowed: weakref.WeakSet[DataConnection] = weakref.WeakSet()
         self._answered_at: dict[tuple[str, int], float] = {}  # when a broker did last
         self._ever_answered = False
-        self._stopped = threading.Event()
+        self._stopped = Signal()
         after_fork(self, Cluster._after_fork_in_child)
 
     @property
@@ -355,7 +357,7 @@ class Cluster:
             BrokerUnreachable: a broker did not answer. Each is tried once.
             KafkalogError: what a broker answered.
         """
-        news = threading.Event()
+        news = Signal()
         calls: dict[int, PendingCall] = {}
         try:
             for broker_id, request in requests.items():
@@ -606,7 +608,7 @@ class Cluster:
             if description.is_uncertain or asked_at < self._cluster_since:
                 return False
             log.warning("cluster_changed", cluster_id=description.cluster_id, before=self._cluster_id)
-            self._brokers = {}
+            self._brokers, self._knows_all = {}, False
             idle, self._idle = self._idle, {}
             for connections in idle.values():
                 for connection in connections:
@@ -624,10 +626,20 @@ class Cluster:
             self._take_in(description, asked_at)
         return _cluster_info(description)
 
-    def describe_topics(self, names: Iterable[str] = (), *, patient: bool = True) -> list[TopicInfo]:
-        """Topics as they are now, in the order asked; all of them, by name, if none is named. Raises UnknownTopic."""
+    def describe_topics(
+        self, names: Iterable[str] = (), *, patient: bool = True, is_complete: bool = False
+    ) -> list[TopicInfo]:
+        """Topics as they are now, in the order asked; all of them, by name, if none is named.
+
+        Args:
+            is_complete: of all of them none may be missing that was there when this client first asked for all.
+
+        Raises:
+            UnknownTopic.
+            BrokerUnreachable: some may be missing: nobody who answers has a connection to ZooKeeper.
+        """
         names = list(names)
-        found, errors = self._ask_for_topics(names, patient)
+        found, errors = self._ask_for_topics(names, patient, is_complete)
         if errors:
             raise errors[0]
         return [found[name] for name in (names or found)]
@@ -638,12 +650,17 @@ class Cluster:
         if unknown := [name for name in names if self.fresh_topic(name) is None]:
             self._ask_for_topics(unknown, patient)
 
-    def _ask_for_topics(self, names: list[str], patient: bool) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
+    def _ask_for_topics(
+        self, names: list[str], patient: bool, is_complete: bool = False
+    ) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """Fetch topics (all if none is named) into the cache. Returns those found by name, and the errors of the
         others."""
-        return self.retrying(lambda: self._ask_once_for_topics(names)) if patient else self._ask_once_for_topics(names)
+        ask = partial(self._ask_once_for_topics, names, is_complete)
+        return self.retrying(ask) if patient else ask()
 
-    def _ask_once_for_topics(self, names: list[str]) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
+    def _ask_once_for_topics(
+        self, names: list[str], is_complete: bool
+    ) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """As `_ask_for_topics`, of one broker that is of the cluster that is known.
 
         Raises:
@@ -658,13 +675,16 @@ class Cluster:
         for description in reply.topics:
             (missing if description.HasField("error") else found)[description.name] = description
         is_certain = not reply.is_uncertain
-        if missing:
+        if missing or not (names or is_certain):
             elsewhere, knows = self._known_elsewhere(missing)
             found.update(elsewhere)
             is_certain = is_certain or knows
         unknown = [name for name in missing if name not in found]
         if unknown and not is_certain:
             reason = f"topic '{unknown[0]}' may be there: no broker that answers has a connection to ZooKeeper"
+            raise BrokerUnreachable(address=self.address, reason=reason)
+        if is_complete and not (is_certain or self._knows_all):
+            reason = "there may be more topics: no broker that answers has a connection to ZooKeeper"
             raise BrokerUnreachable(address=self.address, reason=reason)
         errors = [error_from_wire(missing[name].error) for name in unknown]
         with self._lock:
@@ -679,6 +699,7 @@ class Cluster:
     def _all_topics(self, reported: dict[str, TopicInfo], is_certain: bool) -> dict[str, TopicInfo]:
         """Lock held: all topics, of which those were reported. A broker without a connection to ZooKeeper does not know
         of new ones."""
+        self._knows_all = self._knows_all or is_certain
         for name in self._topics.keys() - reported.keys():
             if is_certain:
                 self.forget(name)
@@ -687,8 +708,8 @@ class Cluster:
         return dict(sorted(reported.items()))
 
     def _known_elsewhere(self, names: Collection[str]) -> tuple[dict[str, pb.TopicDescription], bool]:
-        """The topics that other brokers know, because a new topic is not known to all brokers at once; and whether one
-        of them knows for certain. Silent ones are waited for a while only."""
+        """The topics that other brokers know (all if none is named), because a new topic is not known to all brokers at
+        once; and whether one of them knows for certain. Silent ones are waited for a while only."""
         with self._lock:
             addresses = [(broker.host, broker.grpc_port) for broker in self._brokers.values()]
         found: dict[str, pb.TopicDescription] = {}
@@ -708,7 +729,7 @@ class Cluster:
                 if not self._is_other(reply.cluster_id):
                     found.update({each.name: each for each in reply.topics if not each.HasField("error")})
                     is_certain = is_certain or not reply.is_uncertain
-                if len(found) == len(names):
+                if len(found) == len(names) if names else is_certain:
                     break
         return found, is_certain
 
@@ -918,7 +939,7 @@ class Cluster:
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
-        stopped, self._stopped = self._stopped.is_set(), threading.Event()
+        stopped, self._stopped = self._stopped.is_set(), Signal()
         if stopped:
             self._stopped.set()
         for control in self._control.values():
@@ -947,7 +968,7 @@ class _Attempt:
 
     def call(self, control: ControlConnection, method: str, request: Any, timeout_ms: int) -> Any:
         """As `ControlConnection.call`; the call is cancelled if this is given up meanwhile. Raises Closed."""
-        done = threading.Event()
+        done = Signal()
         call = control.begin(method, request, timeout_ms, done.set)
         self._ends_by(call.cancel)
         done.wait()

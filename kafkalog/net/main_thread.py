@@ -10,15 +10,65 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+BACKGROUND = "kafkalog-background"
+"""The name of the threads."""
 _Result = TypeVar("_Result")
+
+
+class Signal:
+    """As `threading.Event`, with a lock of C code."""
+
+    __slots__ = ("_is_set", "_lock")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._lock = _thread.allocate_lock()  # locked until it is set
+        self._lock.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        with suppress(RuntimeError):  # it was set already
+            self._lock.release()
+
+    def clear(self) -> None:
+        """For the one thread that waits for it."""
+        self._is_set = False
+        self._lock.acquire(blocking=False)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, at most for so many seconds; returns whether it is."""
+        if not self._is_set and self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            self._lock.release()
+        return self._is_set
+
+
+def start_thread(run: Callable[[], object]) -> None:
+    """Run something in a thread of its own, for whose end the process does not wait. Raises RuntimeError: there is none
+    left."""
+    thread = threading.Thread(target=run, name=BACKGROUND, daemon=True)
+
+    def start() -> None:
+        try:
+            thread.start()
+        except RuntimeError:
+            run()
+
+    if _is_main_thread():
+        _thread.start_new_thread(start, ())  # `start` waits for an event: an interrupt there could keep `run` from it
+    else:
+        thread.start()
 
 
 def off_main_thread(call: Callable[[], _Result]) -> _Result:
     """Make a call, and if this is the main thread, in another one, while this one waits. If an interrupt ends the wait,
     the call goes on, and its outcome is dropped."""
-    if threading.get_ident() != threading.main_thread().ident:
+    if not _is_main_thread():
         return call()
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -34,10 +84,14 @@ def off_main_thread(call: Callable[[], _Result]) -> _Result:
             is_running.release()
 
     try:
-        _thread.start_new_thread(run, ())  # `Thread.start` takes such a lock too
-    except RuntimeError:  # there are too many threads
+        start_thread(run)
+    except RuntimeError:
         return call()
     is_running.acquire()
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

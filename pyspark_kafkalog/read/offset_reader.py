@@ -117,7 +117,7 @@ class Lookup:
         cluster = connected(self.options)
         selection = self.options.selection
         if selection.option == "subscribePattern":
-            topics = [topic for topic in cluster.describe_topics() if selection.matches(topic.name)]
+            topics = [topic for topic in cluster.describe_topics(is_complete=True) if selection.matches(topic.name)]
         else:
             names = list(selection.topics())
             topics = []
@@ -225,8 +225,9 @@ class Lookup:
         position = position_of_each(bound, partitions)
         if not bound.by_time:
             return position
-        found = self._by_time(position)
-        return {**self.at(LATEST, position.keys() - found.keys()), **found}
+        # The ends before the times: a record that comes in between may be as late as its partition's time.
+        ends = self.at(LATEST, position)
+        return {**ends, **self._by_time(position)}
 
     def stream_start(
         self, bound: Bound, partitions: Iterable[TopicPartition]

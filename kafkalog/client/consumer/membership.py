@@ -59,6 +59,7 @@ from kafkalog.errors import (
     UnknownMember,
 )
 from kafkalog.events import get_logger
+from kafkalog.net.main_thread import Signal
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.shares import partitions_of, shares_of
@@ -187,7 +188,7 @@ class Membership:
         self._stopper: int | None = None  # the thread that is in `stop`
         self.has_left = False
         self._is_idle = False  # the member's thread does nothing any more, because of `is_stopping`
-        self._closing = threading.Event()
+        self._closing = Signal()
         self._threads: list[threading.Thread] = []
         reset = settings.auto_offset_reset
         self._starts = Starts(cluster, group, reset, self._changed, self._closing)

@@ -16,6 +16,7 @@ from kafkalog.client.background import BackgroundCall, in_background
 from kafkalog.client.cluster import NO_LEADER, Cluster
 from kafkalog.errors import KafkalogError, RetriableError, UnknownPartition, UnknownTopic, UnknownTopicId
 from kafkalog.events import get_logger
+from kafkalog.net.main_thread import Signal
 from kafkalog.records import TopicPartition
 
 log = get_logger(__name__)
@@ -52,9 +53,7 @@ class Starts:
         closing: set at the end.
     """
 
-    def __init__(
-        self, cluster: Cluster, group: str, reset: str, changed: threading.Condition, closing: threading.Event
-    ) -> None:
+    def __init__(self, cluster: Cluster, group: str, reset: str, changed: threading.Condition, closing: Signal) -> None:
         self._cluster = cluster
         self._group = group
         self._reset = reset

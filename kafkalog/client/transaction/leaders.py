@@ -212,6 +212,7 @@ class Leaders:
                 return answers
             if not failed:
                 backoff.reset()
+                self._refresh({place.topic for place in waiting})  # one that works on it for so long may lead no more
                 continue
             pause = backoff.next(min(longest_pause(failures[place]) for place in failed))
             patience.failed(failures[failed[0]], pause)

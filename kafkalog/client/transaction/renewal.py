@@ -15,6 +15,7 @@ from contextlib import suppress
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import Closed, KafkalogError
 from kafkalog.events import get_logger
+from kafkalog.net.main_thread import Signal
 from kafkalog.wire import transactions_pb2 as pb
 
 log = get_logger(__name__)
@@ -36,7 +37,7 @@ class Renewal:
     def __init__(self, cluster: Cluster, family: int, batch_id: int) -> None:
         self._cluster = cluster
         self._request = pb.RenewRequest(family=family, batch_id=batch_id)
-        self._stopped = threading.Event()
+        self._stopped = Signal()
         self._is_short = False
         self._thread = threading.Thread(target=self._run, name="staged-renewal", daemon=True)
 

@@ -18,6 +18,7 @@ from broker.replica.partition import Partition
 from broker.replica.registration import Registration
 from broker.replica.role import Role, Wanted
 from broker.requests.replicate import ReplicaSession
+from broker.staging.format import PartSpec, PreparedSet
 from broker.states.election import join
 from broker.storage.disk import Disk
 from broker.storage.log import Log
@@ -172,6 +173,9 @@ def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(broker
     partition.read(1, 100, None).close()
     with pytest.raises(errors.OffsetOutOfRange):
         partition.read(2, 100, None)
+    elsewhere = PreparedSet("x", 7, 0, b"c" * 16, -1, (PartSpec(b"u" * 16, 0, 1, 100),))
+    with pytest.raises(errors.StagedPartLost):
+        partition.staged.prepare(elsewhere)
     for broker in brokers.values():
         if broker is not leader:
             broker.broker.host.links.stop()
@@ -182,6 +186,8 @@ def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(broker
         with pytest.raises(errors.OffsetNotAvailable):
             partition.read(offset, 100, None)
     partition.read(0, 100, None).close()
+    with pytest.raises(errors.OffsetNotAvailable):  # it may be staged at the one that leads
+        partition.staged.prepare(elsewhere)
 
 
 def test_another_replica_leads_when_the_leader_is_gone_and_it_follows_when_it_comes_back(

@@ -24,7 +24,7 @@ def test_the_outcome_of_a_call_that_outlives_its_event_loop_is_dropped(
         (begin if how == "in a thread of its own" else caller.begin)(lambda: may_end.wait(30))
 
     asyncio.run(main())
-    assert set(threading.enumerate()) - before
+    waited_for(lambda: bool(set(threading.enumerate()) - before))
     may_end.set()
     caller.stop()
     waited_for(lambda: not set(threading.enumerate()) - before)

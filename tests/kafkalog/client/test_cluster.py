@@ -341,6 +341,33 @@ def test_a_topic_is_missing_only_if_a_broker_with_a_connection_to_zookeeper_says
     assert connected.known_topic("t") is None
 
 
+def test_a_list_of_all_topics_is_complete_if_a_broker_that_is_certain_made_one(
+    network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new process that asked a broker which was cut off before a topic was made read nothing of it."""
+
+    def answer(self: Control, method: str, timeout_ms: int) -> object:
+        if method == "DescribeCluster":
+            return network.description(self.address)
+        is_uncertain = self.address in network.uncertain
+        names = ["u"] if is_uncertain else ["t", "u"]
+        topics = [pb.TopicDescription(name=name, topic_id=name.encode()) for name in names]
+        return pb.TopicDescriptions(is_uncertain=is_uncertain, topics=topics)
+
+    def listed(is_complete: bool) -> list[str]:
+        return [topic.name for topic in connected.describe_topics(patient=False, is_complete=is_complete)]
+
+    monkeypatch.setattr(Control, "_answer", answer)
+    network.uncertain, network.silent = {ONE}, {TWO}
+    assert listed(False) == ["u"]
+    with pytest.raises(BrokerUnreachable, match="there may be more topics"):
+        listed(True)
+    network.silent = set()
+    assert listed(True) == ["t", "u"]
+    network.silent = {TWO}
+    assert listed(True) == ["t", "u"], "it was complete once"
+
+
 def test_a_topic_is_missing_if_a_broker_that_is_certain_is_reached_only_by_the_look_elsewhere(
     network: Network, connected: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog.net.control import ControlConnection
-from kafkalog.net.main_thread import off_main_thread
+from kafkalog.net.main_thread import Signal, off_main_thread
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import Interrupted
 from tests.threads import NoThreads, join_all
@@ -35,6 +35,24 @@ def test_the_main_thread_has_it_called_in_another_and_other_threads_call_it() ->
 def test_without_a_thread_it_is_called_here(monkeypatch: pytest.MonkeyPatch) -> None:
     NoThreads(monkeypatch, lambda _: True)
     assert off_main_thread(threading.get_ident) == threading.get_ident()
+
+
+def test_a_signal_is_waited_for_by_any_number_of_threads_and_can_be_cleared_by_one() -> None:
+    signal = Signal()
+    assert not signal.wait(0.0) and not signal.wait(-1.0) and not signal.is_set()
+    waiting = [threading.Thread(target=signal.wait, daemon=True) for _ in range(3)]
+    for each in waiting:
+        each.start()
+    signal.set()
+    signal.set()
+    join_all(waiting, 30)
+    assert signal.wait() and signal.is_set()
+    signal.clear()
+    assert not signal.wait(0.0)
+    signal.set()
+    assert signal.wait()
+    signal.clear()
+    assert not interrupting(lambda: signal.wait(0.01))
 
 
 def interrupting(call: Callable[[], object]) -> bool:

@@ -70,6 +70,24 @@ def test_a_limit_of_bytes_ends_no_partition_behind_where_it_was_said_to_end(
     assert looking.limited_by_bytes({A0: 0, B0: 0}, {A0: 10, B0: 7}, 2000) == {A0: 10, B0: 3}
 
 
+def test_an_end_by_time_has_nothing_that_came_since_it_was_looked_up(
+    looking: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be later than the time: the next window has it too."""
+    now = {A0: 10, B0: 7}
+
+    def by_time(times: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        now[A0] = 11
+        return {B0: 3}
+
+    monkeypatch.setattr(looking, "at", lambda symbol, partitions: {each: now[each] for each in partitions})
+    monkeypatch.setattr(looking, "_by_time", by_time)
+    bound = parse_source(
+        {"kafkalog.bootstrap.servers": "here:1", "subscribe": "a,b", "endingTimestamp": "9"}
+    ).batch_bounds()[1]
+    assert looking.end(bound, [A0, B0]) == {A0: 10, B0: 3}
+
+
 def test_unopened_is_what_nobody_leads_not_what_a_broker_that_is_away_leads(
     looking: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,21 @@ def test_a_leader_that_gets_on_is_not_complained_of_and_one_that_does_nothing_is
     assert caplog.text.count("commit_held_up") == 1
 
 
+def test_who_leads_is_asked_again_while_a_leader_works_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is cut off from ZooKeeper waits for followers that follow another."""
+    monkeypatch.setattr(leaders, "_ROUND_SECONDS", 0.0)
+    now = Now()
+
+    def answer(method: str, broker_id: int, request: Any) -> Any:
+        now.seconds += 1
+        return applied(request, unfinished=broker_id == 0, progress=7)
+
+    script = Script(answer, now)
+    script.moved = {0: 1}
+    assert asks(script, Patience(10, now), PLACES[:1]).keys() == {PLACES[0]}
+    assert script.refreshed == [["t"]]
+
+
 def test_a_partition_that_does_nothing_is_given_up_after_its_time() -> None:
     now = Now()
 
