@@ -260,14 +260,14 @@ class Leaders:
         return True
 
     def is_deleted(self, topic_id: bytes) -> bool:
-        """Whether every live broker answers that there is no topic of that id."""
+        """Whether every live broker answers that there is no topic of that id, and is certain of it."""
         request = broker_pb2.DescribeTopicsRequest(ids=[topic_id])
         try:
             brokers = self._cluster.describe(patient=False).brokers
             for broker in brokers:
                 reply: broker_pb2.TopicDescriptions
                 reply = self._cluster.call("DescribeTopics", request, broker_id=broker.broker_id, patient=False)
-                if not reply.topics[0].HasField("error"):
+                if reply.is_uncertain or not reply.topics[0].HasField("error"):
                     return False
         except KafkalogError:
             return False  # asked again

@@ -284,14 +284,15 @@ def test_a_topic_is_deleted_only_where_every_broker_says_so() -> None:
         asks(Script(answer, now), Patience(10, now), PLACES[:1])
 
 
-@pytest.mark.parametrize("answered", ["unknown", "unreachable", "by nobody"])
+@pytest.mark.parametrize("answered", ["unknown", "unreachable", "uncertain", "by nobody"])
 def test_a_topic_of_which_not_every_broker_was_heard_is_not_deleted(answered: str) -> None:
     unknown = broker_pb2.TopicDescription(error=error_to_wire(UnknownTopicId(topic_id="74" * 16)))
 
     def answer(method: str, broker_id: int, request: Any) -> Any:
         if answered == "unreachable" and broker_id == 1:
             return UNREACHABLE
-        return broker_pb2.TopicDescriptions(topics=[unknown])
+        is_uncertain = answered == "uncertain" and broker_id == 1
+        return broker_pb2.TopicDescriptions(topics=[unknown], is_uncertain=is_uncertain)
 
     script = Script(answer, Now())
     script.brokers = 0 if answered == "by nobody" else 2
