@@ -21,8 +21,6 @@ _Result = TypeVar("_Result")
 class Signal:
     """As `threading.Event`, with a lock of C code."""
 
-    __slots__ = ("_is_set", "_lock")
-
     def __init__(self) -> None:
         self._is_set = False
         self._lock = _thread.allocate_lock()  # locked until it is set
