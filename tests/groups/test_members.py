@@ -40,6 +40,7 @@ from kafkalog.errors import (
     StaleGeneration,
     UnknownMember,
 )
+from kafkalog.net.main_thread import Signal
 from kafkalog.wire import broker_pb2 as pb
 from tests.between import ahead, amid
 from tests.interrupts import interrupted_at
@@ -1467,12 +1468,12 @@ def test_a_lease_is_renewed_three_times_in_a_session_whatever_the_heartbeat_is(
 ) -> None:
     """Counted from the sending of a renewal, however late its answer comes."""
     waits: list[float | None] = []
-    wait = threading.Event.wait
+    wait = Signal.wait
 
-    def note(event: threading.Event, timeout: float | None = None) -> bool:
+    def note(signal: Signal, seconds: float | None = None) -> bool:
         if threading.current_thread().name == "kafkalog-lease":
-            waits.append(timeout)
-        return wait(event, timeout)
+            waits.append(seconds)
+        return wait(signal, seconds)
 
     def late(ask: Ask, method: str) -> Any:
         reply = ask()
@@ -1480,7 +1481,7 @@ def test_a_lease_is_renewed_three_times_in_a_session_whatever_the_heartbeat_is(
             time.sleep(0.2)  # the fault is the time that an answer takes; nothing happens meanwhile that could end it
         return reply
 
-    monkeypatch.setattr(threading.Event, "wait", note)
+    monkeypatch.setattr(Signal, "wait", note)
     with requests(late), Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=session_ms, **heartbeat) as one:
         one.subscribe(tested)
         waited_for(lambda: len(waits) > 1)
