@@ -84,15 +84,21 @@ def interrupted_at(
             done.pop(frame, None)
         return trace
 
+    try:
+        traced(call, trace)
+    except ReentrantCall:
+        if handler is interrupt:  # which called nothing
+            raise
+    return raised
+
+
+def traced(call: Callable[[], object], trace: Callable[[FrameType, str, Any], Any]) -> None:
+    """Call something under a trace function, which may raise Interrupted."""
     kept = sys.gettrace()
     sys.settrace(trace)
     try:
         call()
     except Interrupted:
         pass
-    except ReentrantCall:
-        if handler is interrupt:  # which called nothing
-            raise
     finally:
         sys.settrace(kept)
-    return raised

@@ -54,16 +54,17 @@ _HTTP2_START = b"\x00\x00"  # a gRPC server greets with a SETTINGS frame, whose 
 
 
 class PendingCall:
-    """A call of `ControlConnection.begin`."""
+    """A call of `ControlConnection.begin`.
+
+    Attributes:
+        is_done: there is a result, or it was cancelled. It is told: to ask gRPC takes a lock.
+    """
 
     def __init__(self, future: Any, translated: Callable[[Any], KafkalogError], ended: Callable[[], None]) -> None:
         self._future = future
         self._translated = translated
         self._ended = ended
-
-    @property
-    def is_done(self) -> bool:
-        return bool(off_main_thread(self._future.done))
+        self.is_done = False
 
     def result(self) -> Any:
         """The broker's answer; the call must be done. Raises as `ControlConnection.call` does."""
@@ -78,6 +79,7 @@ class PendingCall:
 
     def cancel(self) -> None:
         off_main_thread(self._future.cancel)
+        self.is_done = True
         self._ended()  # gRPC reports the end later; a fork may come before
 
 
@@ -174,12 +176,15 @@ class ControlConnection:
             with self._lock:
                 self._begun.discard(future)
 
+        pending = PendingCall(future, lambda error: self._translated(method, error, timeout_ms), ended)
+
         def is_done(_: Any) -> None:
+            pending.is_done = True
             ended()
             done()
 
         future.add_done_callback(is_done)
-        return PendingCall(future, lambda error: self._translated(method, error, timeout_ms), ended)
+        return pending
 
     def _method(self, name: str) -> Any:
         """Lock held: a method of the service. Opens a channel if there is none, also after a fork closed it. Raises

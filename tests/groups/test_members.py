@@ -1969,11 +1969,7 @@ def test_a_member_whose_join_is_under_way_leaves_after_it(cluster: LocalCluster,
         one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=60_000)
         one.subscribe(tested)
         assert joins.wait(30)
-        closing = threading.Thread(target=one.close, args=(4,), daemon=True)
-        closing.start()
-        waited_for(lambda: of(one)._closing.is_set())
-        goes_on.set()
-        closing.join(30)
+        closed_amid(one, 4, goes_on)
         assert not admin.describe_group(tested).members
 
 
@@ -1995,12 +1991,17 @@ def test_a_consumer_that_is_closed_before_it_asks_to_join_does_not(cluster: Loca
         one = Consumer(cluster.bootstrap_servers, tested, session_timeout_ms=60_000)
         one.subscribe(tested)
         assert connects.wait(30)
-        closing = threading.Thread(target=one.close, args=(1,), daemon=True)
-        closing.start()
-        waited_for(lambda: of(one)._closing.is_set())
-        goes_on.set()
-        closing.join(30)
+        closed_amid(one, 1, goes_on)
     assert "JoinGroup" not in asked
+
+
+def closed_amid(consumer: Consumer, seconds: float, goes_on: threading.Event) -> None:
+    """Close a consumer whose member waits for something, which goes on once it is being closed."""
+    closing = threading.Thread(target=consumer.close, args=(seconds,), daemon=True)
+    closing.start()
+    waited_for(lambda: of(consumer)._closing.is_set())
+    goes_on.set()
+    join_all([closing], 30)
 
 
 @pytest.mark.parametrize("how", ["close", "unsubscribe", "subscribe"])

@@ -809,15 +809,12 @@ def _named(
         if not isinstance(message, Message):
             raise InvalidArgument(reason=f"done has a {type(message).__name__} among its messages")
         partition = TopicPartition(message.topic, message.partition)
-        last[partition] = max(message, last.get(partition, message), key=_place)
+        before = last.get(partition)
+        # After a cut of the log, what was read later may have a smaller offset: its epoch is the later one.
+        if before is None or (message.leader_epoch, message.offset) > (before.leader_epoch, before.offset):
+            last[partition] = message
     offsets = {partition: message.offset + 1 for partition, message in last.items()}
     return offsets, {p: message.leader_epoch for p, message in last.items() if message.leader_epoch != NO_EPOCH}
-
-
-def _place(message: Message) -> tuple[int, int]:
-    """Where a message comes in its partition. Of those that were read before and after the log was cut, these are the
-    later ones, although their offsets may be smaller."""
-    return message.leader_epoch, message.offset
 
 
 def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:

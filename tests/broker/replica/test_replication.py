@@ -708,18 +708,24 @@ def test_a_follower_of_a_leader_that_is_cut_meanwhile_keeps_its_log(
     assert not emptied
 
 
-def test_a_watermark_that_was_saved_before_a_deletion_is_not_before_the_start(
-    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log had fewer than no records for as long as the set was too small, and nothing could be deleted."""
-    monkeypatch.setattr(LogDirectory, "save_high_watermarks", lambda self: None)
-    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=2)
+def on_two(brokers: Brokers, topic: bytes) -> tuple[RunningBroker, Sequence[int]]:
+    """Twenty records on both replicas of a partition. Returns its leader, and the brokers that have it."""
     leader = leader_of(brokers, topic)
     members = leader.record("t").replicas[0]
     waited_for(in_sync(brokers, topic, 0, *members))
     with leader.client() as client:
         for number in range(20):
             assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    return leader, members
+
+
+def test_a_watermark_that_was_saved_before_a_deletion_is_not_before_the_start(
+    brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log had fewer than no records for as long as the set was too small, and nothing could be deleted."""
+    monkeypatch.setattr(LogDirectory, "save_high_watermarks", lambda self: None)
+    topic = new_topic(brokers[0], replicas=2, min_insync_replicas=2)
+    leader, members = on_two(brokers, topic)
     deletion = bpb.DeleteRecordsRequest(topic_id=topic, before_offset=10)
     assert leader.stub.DeleteRecords(deletion, timeout=30).log_start_offset == 10
     [back] = [number for number in members if brokers[number] is leader]
@@ -770,12 +776,7 @@ def test_a_replica_that_lost_power_while_nobody_led_is_cut_once_somebody_does(
     brokers: Brokers, start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic(brokers[0], replicas=2, min_insync_replicas=1)
-    leader = leader_of(brokers, topic)
-    members = leader.record("t").replicas[0]
-    waited_for(in_sync(brokers, topic, 0, *members))
-    with leader.client() as client:
-        for number in range(20):
-            assert not client.append(topic, a_batch([b"%d" % number]), acks=-1).HasField("error")
+    leader, members = on_two(brokers, topic)
     [first] = [number for number in members if brokers[number] is leader]
     [lost] = [number for number in members if number != first]
     [witness] = brokers.keys() - set(members)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -15,7 +14,7 @@ from broker.local import LocalCluster
 from kafkalog.net.control import ControlConnection
 from kafkalog.net.main_thread import Signal, off_main_thread
 from kafkalog.wire import broker_pb2 as pb
-from tests.interrupts import Interrupted
+from tests.interrupts import Interrupted, traced
 from tests.threads import NoThreads, join_all
 
 
@@ -68,14 +67,7 @@ def interrupting(call: Callable[[], object]) -> bool:
             raise Interrupted
         return trace
 
-    kept = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except Interrupted:
-        pass
-    finally:
-        sys.settrace(kept)
+    traced(call, trace)
     return was_raised
 
 
