@@ -181,7 +181,7 @@ class Broker:
         directory.claim(cluster_id, settings.broker_id)  # not before: it gives a new directory this id for good
         undone = Undone(self._clock)
         host = self.host = Host(settings.broker_id, directory, metadata, settings, undone, self._clock)
-        host.raise_epoch = registration.raise_epoch
+        host.losses.raise_epoch = registration.raise_epoch
         watcher = self.watcher = Watcher(metadata, host, registration, undone, self._clock)
         watcher.on_taken = self._was_replaced
         directory.on_lost = watcher.log_removed

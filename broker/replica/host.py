@@ -21,16 +21,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from broker.config import BrokerSettings, TopicSettings
 from broker.replica.follower import Links
+from broker.replica.losses import Losses
 from broker.replica.metadata import Metadata, topic_settings
 from broker.replica.partition import Partition
 from broker.replica.removal import Removal
+from broker.replica.turn import Turn
 from broker.replica.undone import Undone
-from broker.states import election
-from broker.storage.log_dir import LogDirectory, folder_name
+from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK, Clock
 from kafkalog.errors import (
     KafkalogError,
@@ -40,7 +41,6 @@ from kafkalog.errors import (
     StorageFailed,
     UnknownPartition,
     UnknownTopicId,
-    UnreadableZnode,
 )
 from kafkalog.events import get_logger
 from kafkalog.zk import paths, registry
@@ -51,33 +51,8 @@ log = get_logger(__name__)
 _TURN_SECONDS = 0.5
 _OPENED_TOGETHER = 100
 """Of a topic's logs, so many share a sync of their folders' names and a write of their states."""
-_LOG_LOST = "its log is lost"
-_POWER_LOST = "the machine may have lost writes"
-_STAGED_DAMAGED = "staged data is damaged"
 _EVERY_DELETED = paths.DELETED_TOPICS + "/"
 PartitionKey = tuple[bytes, int]
-
-
-@dataclass
-class _Turn:
-    """The work of one turn for some partitions of a topic.
-
-    Attributes:
-        wanted: the partitions to open, with the states that they will have.
-        lost_states: the states of open partitions whose states in ZooKeeper are missing.
-        failed: the errors of partitions that are not served.
-        departing: the partitions of whose sets this replica must not be a member any more.
-        anew: those of them of which it has no log.
-        moved: the partitions that were moved to other brokers.
-    """
-
-    end: int
-    wanted: dict[int, PartitionState] = field(default_factory=dict)
-    lost_states: dict[int, PartitionState] = field(default_factory=dict)
-    failed: dict[int, KafkalogError] = field(default_factory=dict)
-    departing: dict[int, PartitionState] = field(default_factory=dict)
-    anew: set[int] = field(default_factory=set)
-    moved: set[int] = field(default_factory=set)
 
 
 class Host:
@@ -92,7 +67,6 @@ class Host:
     Attributes:
         on_joinable: called when a follower of some partition may join the in-sync set.
         on_damage: called with a partition and an offset at which a read has met damage. It must neither wait nor raise.
-        raise_epoch: ends all registrations of this broker until now (`Registration.raise_epoch`).
     """
 
     def __init__(
@@ -118,17 +92,12 @@ class Host:
         # Topics that are not yet in line with the metadata, with the first partition that was not handled. Written by
         # the watching thread; others only check whether a topic is in it.
         self._to_open: OrderedDict[str, int] = OrderedDict()
-        # Logs that were lost and begun anew, with the directories that their states had then. A state has it until the
-        # replica has joined the in-sync set.
-        self._begun_anew: dict[PartitionKey, str | None] = {}
-        # Those of the failed partitions that have left the sets after a loss.
-        self._left: set[PartitionKey] = set()
         self._refused: set[tuple[bytes, str, str]] = set()  # settings of topics that were warned of
         self._removal = Removal(broker_id, directory, metadata, undone)
         self.on_joinable: Callable[[], object] = lambda: None
         self.on_damage: Callable[[Partition, int], object] = lambda partition, offset: None
-        self.raise_epoch: Callable[[], object] = lambda: None
         self.links = Links(broker_id, self._directory_id, metadata, clock, self._diverged)
+        self.losses = Losses(broker_id, directory, metadata, self.links)
         self._replacing = threading.Lock()  # one `replace_lost` at a time; before metadata.changed
 
     @property
@@ -305,10 +274,10 @@ class Host:
             self._drop_closed(topic)
         turn = self._look_through(topic, start, settings)
         if turn.departing:
-            topic = self._depart(topic, turn)
+            topic = self.losses.leave(topic, turn)
         opened = self._open_all(topic, settings, turn)
         try:
-            topic = self._depart_without_staged(topic, turn, opened)
+            topic = self.losses.leave_without_staged(topic, turn, opened)
             states = self._write_states(topic, opened, turn)
             hosted = dict(self._hosted)
             for number, partition in opened.items():
@@ -345,9 +314,9 @@ class Host:
                 if self._hosted.get((topic.topic_id, number)) is not partition:
                     partition.close()
 
-    def _look_through(self, topic: TopicRecord, start: int, settings: TopicSettings) -> _Turn:
+    def _look_through(self, topic: TopicRecord, start: int, settings: TopicSettings) -> Turn:
         """Find the partitions to open, from `start` on; open ones get their epoch and settings."""
-        turn = _Turn(len(topic.replicas))
+        turn = Turn(len(topic.replicas))
         for number in range(start, turn.end):
             if len(turn.wanted) == _OPENED_TOGETHER:
                 turn.end = number
@@ -377,142 +346,16 @@ class Host:
             except KafkalogError as error:
                 turn.failed[number] = error
                 continue
-            if state is not None and self._others_have(topic, number, state):
+            if state is not None and self.losses.others_have(topic, number, state):
                 if lost is not None:
                     turn.anew.add(number)
-                if lost is not None or self._may_lack_acknowledged(topic.topic_id, number):
+                if lost is not None or self.losses.may_lack_acknowledged(topic.topic_id, number):
                     turn.departing[number] = state
             if lost is not None and number not in turn.anew:
                 turn.failed[number] = lost
             else:
-                turn.wanted[number] = self._wanted_state(state)
+                turn.wanted[number] = self.losses.wanted_state(state)
         return turn
-
-    def _may_lack_acknowledged(self, topic_id: bytes, number: int) -> bool:
-        """Whether a loss of power may have taken acknowledged records of a log."""
-        return self._directory.may_have_lost and not self._directory.acks_were_flushed(topic_id, number)
-
-    def _others_have(self, topic: TopicRecord, number: int, state: PartitionState) -> bool:
-        """Whether another replica may have the partition's log. Before one has joined, this is the only copy."""
-        others = {*topic.replicas_of(number)} - {self.broker_id}
-        return not others.isdisjoint(state.directories)
-
-    def _wanted_state(self, state: PartitionState | None) -> PartitionState:
-        """The state that a partition is to have once its log is open here."""
-        if state is None:
-            return PartitionState.only(self.broker_id, self._directory_id)
-        if state.leader != self.broker_id:
-            return state
-        if not state.directories:  # elected because the first replica is away
-            state = replace(state, directories={self.broker_id: self._directory_id})
-        return state if self._directory.was_clean else replace(state, leader_epoch=state.leader_epoch + 1)
-
-    def _depart(self, topic: TopicRecord, turn: _Turn) -> TopicRecord:
-        """Leave the in-sync sets and the eligible replicas of partitions whose records may be missing here (rules 7 and
-        8 of docs/REPLICATION.md). Then drop what is left of the logs that are lost. Returns the topic with the states
-        after that."""
-        # Who left before is still out, unless it was elected: no leader lets a replica join that does not fetch.
-        are_out = {
-            number: state
-            for number, state in turn.departing.items()
-            if number not in turn.anew
-            and (topic.topic_id, number) in self._left
-            and self.broker_id not in (state.leader, *state.isr, *state.eligible)
-        }
-        turn.departing = {number: state for number, state in turn.departing.items() if number not in are_out}
-        if turn.departing:
-            reasons = {number: _LOG_LOST if number in turn.anew else _POWER_LOST for number in turn.departing}
-            topic = self._leave_sets(topic, turn, turn.departing, reasons)
-            self._left |= {(topic.topic_id, number) for number in turn.departing}
-        for number in turn.anew & turn.departing.keys():
-            self._directory.replace_log(topic.topic_id, number, f"{topic.name}-{number}", 0)
-            self._directory.trust_log(topic.topic_id, number)
-            self._begun_anew[topic.topic_id, number] = topic.states[number].directories.get(self.broker_id)
-        turn.departing |= are_out
-        return topic
-
-    def _depart_without_staged(self, topic: TopicRecord, turn: _Turn, opened: Mapping[int, Partition]) -> TopicRecord:
-        """The same where the log is whole, but something may be missing of what is staged beside it. The last replica
-        stays: there is nobody to copy from. So does the last live one after a loss of power, which others may have had
-        too: if all left, nobody would lead. Returns the topic with the states after that."""
-        leaving = {
-            number: state
-            for number, partition in opened.items()
-            if number not in turn.departing
-            and (state := topic.states.get(number)) is not None
-            and self._others_have(topic, number, state)
-            and partition.following.may_lack_staged(self._directory.may_have_lost)
-        }
-        if leaving:
-            live = self.metadata.brokers
-            damaged = {number for number in leaving if opened[number].following.may_lack_staged(False)}
-            reasons = {number: _STAGED_DAMAGED if number in damaged else _POWER_LOST for number in leaving}
-            of_whom = {number: None if number in damaged else live for number in leaving}
-            topic = self._leave_sets(topic, turn, leaving, reasons, of_whom)
-            turn.departing |= leaving
-        return topic
-
-    def _leave_sets(
-        self,
-        topic: TopicRecord,
-        turn: _Turn,
-        leaving: dict[int, PartitionState],
-        reasons: Mapping[int, str],
-        unless_last: Mapping[int, Container[int] | None] | None = None,
-    ) -> TopicRecord:
-        """Leave the sets of some partitions; those whose topic was deleted are taken out of `leaving`.
-
-        Args:
-            reasons: for the event.
-            unless_last: not those whose last replica is this one, of which brokers; see `is_last`.
-        """
-        # A leader knows how far this replica had come before the loss, and may be about to let it join, or have done so
-        # since the states were read.
-        for number in leaving:
-            self.links.leave((topic.topic_id, number))
-        self.raise_epoch()
-        states = dict(topic.states) | self._read_states(topic, leaving)
-        left = set(leaving)
-        while left:
-            of_whom = unless_last or {}
-            last = {
-                each for each in left & of_whom.keys() if election.is_last(states[each], self.broker_id, of_whom[each])
-            }
-            for number in last:
-                del leaving[number]
-                left.discard(number)
-                turn.wanted[number] = self._wanted_state(states[number])
-            departed = {number: election.depart(states[number], self.broker_id) for number in left}
-            wanted = {number: state for number, state in departed.items() if state is not None}
-            if wanted:
-                written = registry.write_states(self._session, replace(topic, states=states), wanted)
-                for number in wanted.keys() - written.keys():  # the topic was deleted
-                    turn.wanted.pop(number, None)
-                    del leaving[number]
-                states |= written
-            left = wanted.keys() & leaving.keys()
-        for number in leaving:
-            state = states[number]
-            log.warning(
-                "replica_left_the_sets",
-                partition=f"{topic.name}-{number}",
-                reason=reasons[number],
-                leader=state.leader,
-                isr=list(state.isr),
-            )
-            turn.wanted[number] = state
-        return replace(topic, states=states)
-
-    def _read_states(self, topic: TopicRecord, numbers: Iterable[int]) -> dict[int, PartitionState]:
-        """Raises UnreadableZnode."""
-        wanted = {paths.partition_state(topic.name, topic.topic_id, number): number for number in numbers}
-        states = {}
-        for path, state in registry.read_states(self._session, list(wanted)).items():
-            if isinstance(state, UnreadableZnode):
-                raise state
-            if state is not None:
-                states[wanted[path]] = state
-        return states
 
     def _give_role(self, partition: Partition, topic: TopicRecord, number: int, state: PartitionState) -> None:
         """Raises StorageFailed, DiskFull, NotLeader: it keeps the role that it had."""
@@ -531,7 +374,7 @@ class Host:
         log.error("replica_diverged", partition=partition.label, reason=str(error))
 
     def _write_states(
-        self, topic: TopicRecord, opened: Mapping[int, Partition], turn: _Turn
+        self, topic: TopicRecord, opened: Mapping[int, Partition], turn: Turn
     ) -> dict[int, PartitionState]:
         """Write the new states; returns all of the topic's states after that.
 
@@ -570,37 +413,9 @@ class Host:
         return PartitionState.only(self.broker_id, self._directory_id, epoch)
 
     def _loss(self, topic: TopicRecord, number: int, state: PartitionState) -> PartitionLost | None:
-        """The error if a partition's log is not where its state says; else None."""
-        here = f"{self._directory_id} ({self._directory.path})"
-        directory = state.directories.get(self.broker_id)
-        key = topic.topic_id, number
-        if directory is None and (state.leader != self.broker_id or not state.directories):
-            return None  # it was never opened here
-        if directory != self._directory_id:
-            is_copying = key in self._hosted and key in self._begun_anew and self._begun_anew[key] == directory
-            if is_copying and self.broker_id not in (state.leader, *state.isr, *state.eligible):
-                return None  # it has not joined yet; if the directory of before has, that is another process's
-            reason = f"its log is in data directory {directory}, but broker {self.broker_id} has {here}"
-        elif key not in self._hosted and self._directory.note_if_missing(topic.topic_id, number):
-            folder = folder_name(topic.topic_id, number)
-            if self._directory.has_log(topic.topic_id, number):
-                reason = (
-                    f"files of its folder {folder} in data directory {here} were removed or replaced while in use, "
-                    "or by a recovery that did not finish"
-                )
-            else:
-                reason = f"its folder {folder} is missing from data directory {here}, or empty"
-        else:
-            return None
-        return PartitionLost(
-            partition=f"{topic.name}-{number}",
-            reason=reason,
-            broker_id=self.broker_id,
-            topic=topic.name,
-            number=number,
-        )
+        return self.losses.find(topic, number, state, (topic.topic_id, number) in self._hosted)
 
-    def _open_all(self, topic: TopicRecord, settings: TopicSettings, turn: _Turn) -> dict[int, Partition]:
+    def _open_all(self, topic: TopicRecord, settings: TopicSettings, turn: Turn) -> dict[int, Partition]:
         """Open the logs of the wanted partitions that can be opened."""
         opened = {}
         if turn.wanted:
@@ -624,7 +439,7 @@ class Host:
                 log.error(event, partition=f"{topic.name}-{number}", reason=str(error))
             self._undone.retry_later()
         self._failed = others | {(topic.topic_id, number): error for number, error in failed.items()}
-        self._left &= self._failed.keys()
+        self.losses.forget_all_but(self._failed)
 
     def take_out(self, removed: Collection[PartitionKey]) -> None:
         """Stop serving partitions whose files were removed. Does not need ZooKeeper, which may be unreachable."""
@@ -651,7 +466,7 @@ class Host:
     def _open(self, topic: TopicRecord, number: int, settings: TopicSettings) -> Partition:
         label = f"{topic.name}-{number}"
         self._removal.opened((topic.topic_id, number))
-        may_lack = self._may_lack_acknowledged(topic.topic_id, number)
+        may_lack = self.losses.may_lack_acknowledged(topic.topic_id, number)
         opened = self._directory.open_log(topic.topic_id, number, label, settings, None)
         if len(topic.replicas_of(number)) > 1:
             opened.high_watermark = self._directory.saved_high_watermark(topic.topic_id, number)
@@ -669,7 +484,7 @@ class Host:
     def close_deleted(self) -> None:
         """Close the partitions that belong to no topic any more."""
         self._failed = {key: error for key, error in self._failed.items() if key[0] in self.metadata.ids}
-        self._left &= self._failed.keys()
+        self.losses.forget_all_but(self._failed)
         gone = [key for key in self._hosted if key[0] not in self.metadata.ids]
         if gone:
             closing = [self._hosted[key] for key in gone]

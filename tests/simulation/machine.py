@@ -201,7 +201,7 @@ class Machine:
         directory.claim(cluster_id, self.number)
         undone = Undone(clock)
         host = Host(self.number, directory, metadata, settings, undone, clock)
-        host.raise_epoch = registration.raise_epoch
+        host.losses.raise_epoch = registration.raise_epoch
         host.on_damage = self._met_damage
         host.links.new_link = lambda fetcher: SimulatedLink(self, fetcher, metadata)
         watcher = Watcher(metadata, host, registration, undone, clock)

@@ -317,13 +317,13 @@ def test_a_log_is_left_before_the_registration_ends_under_which_it_was_fetched(
     """Else the next requests of the link say of it, by the new registration, what the lost log had."""
     topic, leader, lost = led_and_followed(brokers)
     host, followed = brokers[lost].broker.host, list[bool]()
-    raise_epoch = host.raise_epoch
+    raise_epoch = host.losses.raise_epoch
 
     def raised() -> None:
         followed.append((topic, 0) in host.links._followed)
         raise_epoch()
 
-    monkeypatch.setattr(host, "raise_epoch", raised)
+    monkeypatch.setattr(host.losses, "raise_epoch", raised)
     record = leader.record("t")
     state = record.states[0]
     elsewhere = replace(state, directories={**state.directories, lost: "elsewhere"})
