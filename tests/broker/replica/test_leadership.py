@@ -310,3 +310,12 @@ def test_a_follower_holds_no_ack_until_it_may_join() -> None:
     leadership.asked_to_join(asked)
     fetched(leadership, 2, 10, 20)
     assert not leadership.holds_no_ack(2), "the watermark counts it"
+
+
+def test_below_min_insync_a_follower_with_all_that_is_acknowledged_holds_acks_although_it_is_not_near_the_end() -> None:
+    """It never comes near while it is held, and acks=all is refused until it has joined."""
+    below, pulse = leading(0, watermark=3), Pulse(101.0, 1, 0)
+    fetched(below, 2, 9, 14, pulse=pulse)
+    assert below.holds_no_ack(2), "the epoch began at 10"
+    assert not fetched(below, 2, 10, 14, pulse=pulse)
+    assert not below.holds_no_ack(2)

@@ -28,6 +28,7 @@ from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
+from kafkalog.wire import transactions_pb2 as tpb
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk import paths, registry
 from kafkalog.zk.controllers import read_controller
@@ -182,6 +183,8 @@ def test_a_leader_that_may_be_one_no_more_does_not_say_where_the_log_ends(broker
     waited_for(lambda: not partition.role.leadership.is_followed(time.monotonic() - 3))  # type: ignore[union-attr]
     with pytest.raises(errors.OffsetNotAvailable):
         partition.end_for_readers()
+    with pytest.raises(errors.OffsetNotAvailable):  # the one that leads would keep them
+        partition.delete_before(1)
     for offset in (1, 2):
         with pytest.raises(errors.OffsetNotAvailable):
             partition.read(offset, 100, None)
@@ -481,6 +484,14 @@ def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
     assert ack is not None
     waited_for(ack.is_kept)
     return topic, next(number for number, each in brokers.items() if each is leader), length
+
+
+def test_what_is_staged_is_listed_once_not_with_each_copy(brokers: Brokers) -> None:
+    topic, _, length = with_an_acknowledged_part(brokers)
+    waited_for(lambda: staged_on_each(brokers, topic) == [[(1, length)]] * 3)
+    request = tpb.ListStagedRequest()
+    listed = [each for broker in brokers.values() for each in broker.stub.ListStaged(request, timeout=30).sets]
+    assert [(each.topic, each.parts, each.length) for each in listed] == [("t", 1, length)]
 
 
 def staged_on_each(brokers: Brokers, topic: bytes) -> list[list[tuple[int, int]]]:

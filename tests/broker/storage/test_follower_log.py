@@ -95,6 +95,36 @@ def test_follower_has_the_leaders_bytes_and_epochs_in_segments_of_its_own(leader
     assert max(path.stat().st_size for path in log.directory.glob("*.log")) <= 4096
 
 
+@pytest.mark.parametrize("ahead", [0, 86_400])
+def test_a_followers_segments_are_old_by_the_leaders_clock(
+    tmp_path: Path, leader: Log, clock: ManualClock, ahead: int
+) -> None:
+    """By its own, which may be wrong, or is later where old records are copied, each fetch began a segment."""
+    at_follower = ManualClock(clock.now_us() + ahead * 1_000_000)
+    replica = Replica(tmp_path / "other", None, at_follower, segment_ms=3_600_000)
+    for count in (5, 3, 3):
+        for _ in range(count):
+            fill(leader, 1)
+            fetch(replica.log, leader, 0)
+        clock.advance(3_600)
+        at_follower.advance(86_400)
+    assert replica.log.view.bases == (0, 5, 8)
+    replica.directory.close()
+
+
+def test_a_follower_deletes_only_what_its_leader_has_deleted(tmp_path: Path, leader: Log, clock: ManualClock) -> None:
+    """By its own clock what the leader appended just now may be old."""
+    replica = Replica(tmp_path / "other", None, ManualClock(clock.now_us() + 86_400_000_000), retention_ms=1000)
+    log = replica.log
+    fill(leader, 5)
+    catch_up(log, leader, 0)
+    log.high_watermark = 5
+    assert (log.apply_retention(), log.start_offset) == (0, 0)
+    log.begin_epoch(1)
+    assert (log.apply_retention(), log.start_offset) == (1, 5)
+    replica.directory.close()
+
+
 def test_a_fetch_is_one_write(leader: Log, follower: Replica) -> None:
     fill(leader, 6)
     fetch(follower.log, leader, 0)

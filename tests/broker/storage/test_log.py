@@ -786,6 +786,24 @@ def test_retention_by_time_goes_by_the_append_time(directory: LogDirectory, cloc
     assert list(read_all(log)) == [4]
 
 
+def test_a_wall_clock_that_steps_back_makes_no_record_old(directory: LogDirectory, clock: ManualClock) -> None:
+    """A segment is as old as its last append: one in the wrong time had those before it deleted."""
+    log = open_log(directory, topic(retention_ms=3_600_000))
+    [first] = log.append([numbered(0)], log.last_epoch)
+    assert isinstance(first, Appended)
+    clock.jump(-86_400)
+    for offset in (1, 2):
+        [after] = log.append([numbered(offset)], log.last_epoch)
+        assert isinstance(after, Appended)
+        assert after.append_timestamp_us == first.append_timestamp_us
+        log._roll()  # the last append is in the segment before
+    clock.advance(3_599)
+    clock.jump(86_400)
+    clock.advance(1)
+    directory.tidy()
+    assert list(read_all(log)) == [0, 1, 2]
+
+
 def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer(
     directory: LogDirectory, clock: ManualClock
 ) -> None:
