@@ -211,9 +211,13 @@ class Leadership:
         """Rule 2. A damaged record is one that a replica does not have; nor would it recognise duplicates of records
         without their producers' state. Below min.insync.replicas the high watermark stands still: there a replica has
         to be near the leader's end too, or it would lead without what was appended since once the leader stops."""
-        if broker_id in self.state.isr or not follower.is_whole:
+        if broker_id in self.state.isr or not self._has_acknowledged(follower):
             return False
-        if self.is_below_min and follower.reached_at < follower.pulse.at - _NEAR_SECONDS:
+        return not self.is_below_min or follower.reached_at >= follower.pulse.at - _NEAR_SECONDS
+
+    def _has_acknowledged(self, follower: Follower) -> bool:
+        """Whether a follower has all that was acknowledged by the in-sync set."""
+        if not follower.is_whole:
             return False
         return follower.end_offset >= max(self.watermark, self.start_offset) and follower.staged_end >= max(
             self.staged_watermark, self.staged_start
@@ -247,12 +251,12 @@ class Leadership:
         return joining, [member[0] for member in self._members() if self._caught_up_at(member) < since]
 
     def holds_no_ack(self, broker_id: int) -> bool:
-        """Whether nothing waits for a follower, however slowly it copies: by what it has said last, it is neither in
-        the in-sync set nor may it join."""
+        """Whether nothing waits for a follower, however slowly it copies: by what it has said last, it is not in the
+        in-sync set, and would not be if it were near the leader's end. It gets there only if it is not held."""
         if broker_id in self.state.isr or broker_id in self.joining:
             return False
         follower = self._last_of(broker_id)
-        return follower is None or not self._may_join(broker_id, follower)
+        return follower is None or not self._has_acknowledged(follower)
 
     def end_of(self, broker_id: int) -> int:
         """Up to where a follower has the log, as it said in this epoch; 0 if it has said nothing."""
