@@ -231,6 +231,7 @@ class Partition:
             OffsetOutOfRange: the offset is after the readable end.
             OffsetNotAvailable: as `end_for_readers`.
         """
+        self.role.check_leads_surely()  # another leader would not delete what this one does
         if offset == -1 or offset > self.readable_end_offset:
             self._check_knows_end()
         start_offset, end_offset = self.start_offset, self.readable_end_offset

@@ -281,10 +281,12 @@ def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
 
 
 def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply:
-    """The data staged on this broker, of all transactions or of one."""
+    """What is staged for the partitions that this broker leads, of all transactions or of one."""
     wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
     reply = pb.ListStagedReply()
     for partition in host.hosted.values():
+        if not partition.role.leads:
+            continue
         for staged in partition.staged.all():
             if wanted is not None and staged.producer_id != wanted:
                 continue
