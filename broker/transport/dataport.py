@@ -35,6 +35,8 @@ _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
 _RETRY_ACCEPT_MS = 200
 _HELLO_MS = 50
+_FOR_EACH_BROKER = 4
+"""Connections beyond max.connections: a link, a scrubber's, and those of them that are about to end."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -154,11 +156,12 @@ class DataPort:
         poller.poll(_RETRY_ACCEPT_MS)
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        """Serve a connection, or refuse it if there are too many: but no other broker, whose replicas would leave the
-        in-sync sets. Raises OSError if no descriptor is left for it."""
+        """Serve a connection, or refuse it if there are too many. There is room besides for other brokers: without it
+        their replicas would leave the in-sync sets. Raises OSError if no descriptor is left for it."""
         with self._lock:
-            full = len(self._connections) >= self._settings.max_connections
-        if full and not _is_of_replica(accepted):
+            beyond = len(self._connections) - self._settings.max_connections
+        room = _FOR_EACH_BROKER * len(self._host.metadata.brokers)
+        if beyond >= 0 and not (beyond < room and _is_of_replica(accepted)):
             self._refuse(accepted, peer)
             return
         connection = Connection(
