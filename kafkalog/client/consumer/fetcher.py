@@ -142,16 +142,16 @@ class Source:
         self.arrived_bytes += size
         self.turn_bytes += size
 
-    def reset(self, offset: int) -> None:
-        """Continue at another offset after what has arrived. What has arrived from there on is of a log that is gone,
-        or is fetched again."""
+    def reset(self, offset: int, last_epoch: int | None = None) -> None:
+        """Continue at another offset after what has arrived; `last_epoch` as of `PartitionFetch`. What has arrived from
+        there on is of a log that is gone, or is fetched again."""
         if self.reset_to is None:
             self.read_before = self.reader.read_in
         while self.arrived and self.arrived[-1].header.end_offset > offset:
             batch = self.arrived.pop()
             self.arrived_bytes -= batch.header.length
             offset = min(offset, batch.start_offset)
-        self.reader.go_to(offset)
+        self.reader.go_to(offset, last_epoch)
         self.reset_to = offset
 
     def go_to(self, offset: int, last_epoch: int | None = None) -> None:
@@ -689,7 +689,8 @@ class Fetcher:
             source.error = error
         else:
             log.warning("offset_reset", partition=str(source.topic_partition), to=where, reason=str(error))
-            source.reset(target)
+            # The log may be cut again, further, before the next answer.
+            source.reset(target, error.facts.get("epoch") if isinstance(error, LogTruncated) else None)
 
     def _is_paused(self, broker_id: int) -> bool:
         trouble = self._troubles.get(broker_id)

@@ -284,7 +284,7 @@ def commit_elsewhere(consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("is_subscribed", [False, True])
-def test_an_offset_that_is_named_is_committed_with_a_leader_epoch_only_where_the_consumer_stands(
+def test_an_offset_by_number_is_committed_with_a_leader_epoch_only_where_the_consumer_stands(
     cluster: LocalCluster, filled: TopicPartition, is_subscribed: bool
 ) -> None:
     """Another one may be past what it has read, or be of the log before it was cut: a restart would be told wrongly. A

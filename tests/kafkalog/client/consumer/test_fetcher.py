@@ -25,6 +25,7 @@ from kafkalog.errors import (
     DiskFull,
     KafkalogError,
     LeaderNotAvailable,
+    LogTruncated,
     OffsetOutOfRange,
     ProtocolError,
     RequestTimedOut,
@@ -217,6 +218,23 @@ def test_an_offset_past_the_end_is_asked_for_again_when_it_is_known_who_leads_no
     assert answered(9) == acted
     source.go_to(2)
     assert answered(2) == acted, "records before the start are deleted, whoever leads"
+    waiting.close()
+
+
+def test_a_reset_to_where_logs_part_keeps_the_leader_epoch_of_what_was_read(clock: Clock) -> None:
+    """Before the leader answers, another one may be elected whose log was cut further."""
+    waiting = fetching(Unreachable(), auto_offset_reset="latest")
+    source = waiting.sources[0]
+    for error, read_in in (
+        (LogTruncated(offset=9, partition="t-0", epoch=4, start_offset=3, end_offset=8), 4),
+        (OffsetOutOfRange(offset=2, partition="t-0", start_offset=3, end_offset=8), None),
+    ):
+        source.go_to(int(error.facts["offset"]), 4)
+        source.doubted_at = waiting._refreshed_at = 1.0  # it is known who leads
+        asked = source.asked = fetcher_module._Asked()
+        asked.sources.append(source)
+        waiting._take_in(asked, pb.FetchReply(partitions=[{"error": error_to_wire(error)}]), None)
+        assert (source.reset_to, source.reader.read_in) == (8, read_in)
     waiting.close()
 
 
