@@ -115,6 +115,7 @@ class Registration:
     def _wait_for_id(self, holder: Callable[[], BrokerRecord | None]) -> None:
         """Wait until no other live broker has the id: a dead broker's entry ends with its session's timeout."""
         deadline = self._clock.monotonic() + self._settings.zookeeper_session_timeout_ms / 1000 + 2
+        is_told = False
         while True:
             with self._session.patient():
                 other = holder()
@@ -122,6 +123,9 @@ class Registration:
                 return
             if self._clock.monotonic() > deadline:
                 raise self._taken_by(other)
+            if not is_told:
+                is_told = True
+                log.info("earlier_registration_awaited", broker_id=other.broker_id, directory=other.directory)
             with self._metadata.changed:
                 self._metadata.changed.wait(0.2)
 

@@ -168,8 +168,8 @@ def _with_targets(
             raise UnknownBroker(broker_id=broker_id, brokers=sorted(racks))
     leaving = [request.from_broker] if request.HasField("from_broker") else []
     moves = [move for move in moves if not leaving or request.from_broker in (*move.replicas, *move.target)]
-    if leaving and not moves and request.from_broker not in racks:
-        raise UnknownBroker(broker_id=request.from_broker, brokers=sorted(racks))
+    if leaving and not moves:
+        return []
     allowed = [each for each in request.to_brokers or racks if each not in leaving]
     if not allowed:
         raise NoBrokers()

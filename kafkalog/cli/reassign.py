@@ -125,7 +125,11 @@ def reassign(
             if moved and not (dry_run or no_wait):
                 _wait(admin, topic, moved)
             what = "would go to" if dry_run else "going to" if no_wait else "now at"
-            _show(begun, as_json, what, "nothing to do: the partitions are on these brokers already")
+            nothing = "the partitions are on these brokers already"
+            if from_broker is not None and not begun:
+                unknown = "" if from_broker in live_brokers(admin) else ", which is not registered in the cluster"
+                nothing = f"no partition{'' if topic is None else f' of {topic}'} is on broker {from_broker}{unknown}"
+            _show(begun, as_json, what, f"nothing to do: {nothing}")
 
 
 def _none(topic: str | None) -> str:

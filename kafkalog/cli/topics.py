@@ -27,7 +27,7 @@ from kafkalog.records import TopicPartition
 if TYPE_CHECKING:
     from kafkalog.client.admin import Admin, PartitionExtent, TopicDescription
     from kafkalog.client.cluster import PartitionInfo
-    from kafkalog.client.verification import VerifiedPartition
+    from kafkalog.client.verification import ReplicaFault, VerifiedPartition
 
 _NO_TOPICS = "there are no topics"
 _FACTOR = "replication.factor"
@@ -434,11 +434,17 @@ def verify(
         replicas = sum(len(each.replicas) for each in found)
         click.echo(
             f"{counted(len(found), 'partition')}, {counted(replicas, 'replica')}, "
-            f"{counted(sum(each.bytes for each in found), 'byte')} compared: {counted(len(faults), 'fault')}"
+            f"{counted(sum(each.bytes for each in found), 'byte')} compared: {_count_of(faults)}"
         )
     if faults:
         where = f"{faults[0].partition} on broker {faults[0].broker_id}"
-        raise KafkalogError(reason=f"{counted(len(faults), 'fault')}, the first in {where}")
+        raise KafkalogError(reason=f"{_count_of(faults)}, the first in {where}")
+
+
+def _count_of(faults: Sequence[ReplicaFault]) -> str:
+    unchecked = sum(fault.what == "not checked" for fault in faults)
+    found = counted(len(faults) - unchecked, "fault")
+    return f"{found}, {counted(unchecked, 'replica')} not checked" if unchecked else found
 
 
 def _verified(each: VerifiedPartition) -> dict[str, Any]:

@@ -91,7 +91,12 @@ def test_a_command_that_is_given_again_waits_for_its_move_and_leaves_the_rate_as
     assert grown[0].code == 0 and grown[0].out == grown[1].out, grown[1].err
     reassign(capfdbinary, "t", "--cancel")
     empty = reassign(capfdbinary, *off)
-    assert (empty.code, empty.err) == (0, "nothing to do: the partitions are on these brokers already\n")
+    assert (empty.code, empty.err) == (0, "nothing to do: no partition is on broker 1\n")
+    lost = reassign(capfdbinary, "--from-broker", "9")
+    assert (lost.code, lost.err) == (
+        0,
+        "nothing to do: no partition is on broker 9, which is not registered in the cluster\n",
+    )
 
 
 def test_an_interrupt_ends_the_wait_and_not_the_move(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

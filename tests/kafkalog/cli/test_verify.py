@@ -116,6 +116,9 @@ def test_replicas_that_differ_or_are_away_are_faults(
         waited_for(lambda: len(admin.describe_cluster().brokers) == 2)
         found = json.loads(Ran(capfdbinary, "topics", "verify", "t", "--json").out)[0]["faults"]
         assert {each["broker"]: each["what"] for each in found} == {follower: "differs", other: "not checked"}
+        Ran(capfdbinary, "topics", "verify", "t").fails_with(
+            "1 fault, 1 replica not checked, the first in t-0 on broker"
+        )
     usage = Ran(capfdbinary, "topics", "verify", "--partition", "0")
     assert usage.code == 2 and "--partition needs one TOPIC" in usage.err
     Ran(capfdbinary, "topics", "verify", "nothing").fails_with("there is no topic 'nothing'")
