@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from broker.replica.leadership import Pulse
 from broker.replica.partition import Partition
 from broker.staging import staging
 from broker.staging.format import PartSpec, PreparedSet, scan_file
@@ -779,6 +780,20 @@ def test_an_apply_whose_epoch_ends_and_whose_records_are_cut_off_tells_that_nobo
     partition.role.lead(PartitionState.only(0, "here", 3), [0])
     assert apply(partition, prepared) == 3
     assert partition.readable_end_offset == 3
+
+
+def test_an_applied_batch_is_acknowledged_once_the_in_sync_set_has_it_in_the_log(directory: LogDirectory) -> None:
+    """That followers have the set is not enough: it is forgotten once the batch is acknowledged."""
+    partition = open_partition(directory)
+    partition.role.lead(BOTH, [0, 1])
+    prepared = write(partition, 0, [batch(number) for number in range(3)])
+    first, again = (partition.staged.apply("x", PRODUCER, 0, prepared.commit_uuid) for _ in range(2))
+    acks = [partition.staged.ack_of_apply(each) for each in (first, again)]
+    pulse = Pulse(directory.services.clock.monotonic(), 7, 0)
+    for end_offset, last_epoch, is_kept in ((0, -1, False), (2, 1, False), (3, 1, True)):
+        copies = partition._staging.copies()
+        assert partition.role.fetched(1, "there", pulse, 1, end_offset, last_epoch, True, copies) is None
+        assert [ack is None or ack.is_kept() for ack in acks] == [is_kept] * 2
 
 
 def test_what_is_staged_is_renewed_by_a_new_leader_whose_tasks_may_have_talked_to_the_last_one(
