@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import pytest
 from broker.replica.fetcher import ReplicaFetcher
 from broker.replica.follower import Links, _Link
 from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.wire import frames
+from kafkalog.zk.registry import BrokerRecord
 from tests.waiting import waited_for
 
 
@@ -36,6 +39,24 @@ def test_a_leader_that_stays_away_is_reported_once(caplog: pytest.LogCaptureFixt
         link.join()
     [said] = [record.getMessage() for record in caplog.records]
     assert "replica_link_interrupted" in said and "broker 7" in said
+
+
+def test_a_leader_is_told_that_it_is_a_broker_that_comes_to_copy() -> None:
+    """Clients may have taken all of its connections."""
+    fetcher = cast(Any, SimpleNamespace(leader_id=7, has_replicas=True, connected=lambda: None))
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        leader.settimeout(30)
+        brokers = {7: BrokerRecord(7, "127.0.0.1", 1, leader.getsockname()[1])}
+        link = _Link(fetcher, cast(Any, SimpleNamespace(brokers=brokers)), SYSTEM_CLOCK)
+        link.start()
+        try:
+            accepted, _ = leader.accept()
+            with accepted:
+                assert accepted.recv(frames.HELLO_SIZE, socket.MSG_WAITALL) == frames.hello(of_replica=True)
+        finally:
+            leader.close()  # else the next connection waits for a greeting
+            link.stop()
+            link.join()
 
 
 class _Idle:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from broker.replica.scrubber import Scrubber
+from broker.replica.scrubber import Scrubber, _Replica
 from broker.states import reassignment
 from kafkalog.clock import ManualClock
-from kafkalog.errors import CorruptBatch
+from kafkalog.errors import BrokerUnreachable, CorruptBatch
 from kafkalog.format.batch import iter_batches
 from kafkalog.wire import broker_pb2 as bpb
+from kafkalog.wire import frames
 from kafkalog.wire.frames import error_from_wire
-from kafkalog.zk.registry import StateChange, change_states
+from kafkalog.zk.registry import BrokerRecord, StateChange, change_states
 from tests.broker.conftest import RunningBroker, StartBroker
 from tests.broker.data_port_client import a_batch
 from tests.broker.replica.test_replication import Brokers, in_sync, leader_of, new_topic, replica
@@ -240,6 +245,21 @@ def test_the_only_replica_keeps_what_it_has_and_says_so(broker: RunningBroker) -
     broker.stub.RepairPartition(request, timeout=30)
     assert known(broker) == [(start, end, "there is no other replica")]
     assert contents(broker, topic) == before
+
+
+def test_a_replica_is_told_that_it_is_a_broker_that_comes_to_copy() -> None:
+    """Clients may have taken all of its broker's connections."""
+    scrubber = cast(Any, SimpleNamespace(connected=lambda _: None))
+    partition = cast(Any, SimpleNamespace(topic_id=bytes(16), number=0, label="t-0"))
+    with ThreadPoolExecutor() as threads, socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(30)
+        source = _Replica(scrubber, partition, 1, BrokerRecord(1, "127.0.0.1", 1, other.getsockname()[1]))
+        reading = threads.submit(source.read, 0, 1000)
+        accepted, _ = other.accept()
+        with accepted:
+            assert accepted.recv(frames.HELLO_SIZE, socket.MSG_WAITALL) == frames.hello(of_replica=True)
+        with pytest.raises(BrokerUnreachable):
+            reading.result(30)
 
 
 def test_a_broker_stops_at_once_while_it_scrubs(start_broker: StartBroker) -> None:

@@ -1020,14 +1020,15 @@ def test_an_idle_connection_is_closed_and_one_whose_fetch_waits_is_not_idle(star
         assert client.is_closed()
 
 
-def test_a_client_of_another_protocol_is_let_go(broker: RunningBroker) -> None:
+def test_a_client_or_broker_of_another_protocol_is_let_go(broker: RunningBroker) -> None:
     with broker.client(greet=False) as http:
         http.send(b"GET / HTTP/1.1\r\n\r\n")
         assert http.is_closed()
-    with broker.client(greet=False) as newer:
-        newer.send(frames.hello(VersionRange(8, 9)))
-        assert newer.read(frames.HELLO_SIZE) == frames.hello()  # it learns what is spoken here
-        assert newer.is_closed()
+    for of_replica in (False, True):
+        with broker.client(greet=False) as newer:
+            newer.send(frames.hello(VersionRange(8, 9), of_replica=of_replica))
+            assert newer.read(frames.HELLO_SIZE) == frames.hello()  # it learns what is spoken here
+            assert newer.is_closed()
 
 
 # --- stopping ------------------------------------------------------------------------------------------------------
