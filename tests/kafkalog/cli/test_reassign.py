@@ -99,6 +99,22 @@ def test_a_command_that_is_given_again_waits_for_its_move_and_leaves_the_rate_as
     )
 
 
+def test_a_command_that_asks_for_something_else_does_not_take_a_move_for_its_own(
+    bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Who empties a broker, amid a move to it, would stop it with what has come."""
+    off = ("--from-broker", "1")
+    begun = reassign(capfdbinary, *off, "--to-brokers", "2", "--throttle", "1", "--no-wait")
+    assert re.search(r"^t +1 +1 +2$", begun.out, re.MULTILINE), begun.out
+    for other in (
+        ("--from-broker", "2"),
+        (*off, "--to-brokers", "0"),
+        (*off, "--replication-factor", "2"),
+        ("t", "--partitions", "1", "--replication-factor", "2"),
+    ):
+        reassign(capfdbinary, *other, "--no-wait").fails_with("t-1 is being moved to brokers [2] already")
+
+
 def test_an_interrupt_ends_the_wait_and_not_the_move(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with Admin(bootstrap) as admin:
         with running("topics", "reassign", "t", "--to-brokers", "2", "--throttle", "1") as process:
