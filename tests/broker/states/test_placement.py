@@ -148,6 +148,8 @@ def test_a_replica_takes_the_place_of_the_one_that_left_but_leads_no_more_than_o
     assert moved([(2, 1, 3)], brokers, cluster=[(1,)], leaving=[2]) == [(4, 1, 3)]
     assert moved([(2, 1, 3)], brokers, cluster=[(4,)], leaving=[2]) == [(1, 3, 4)]
     assert moved([(1, 2, 3)], brokers, cluster=[(4,)], leaving=[2]) == [(1, 4, 3)]
+    many = moved([(2, 1, 3)] * 6, brokers, leaving=[2])
+    assert Counter(replicas[0] for replicas in many) == {1: 3, 4: 3}, "each counts for those after it"
 
 
 def test_a_topic_is_spread_over_more_brokers_with_as_few_copies_as_possible() -> None:
