@@ -327,6 +327,18 @@ def test_what_a_truncation_could_not_learn_from_damaged_batches_comes_with_their
     assert isinstance(again, Appended) and again.base_offset == first
 
 
+def test_a_batch_behind_a_saved_state_is_not_in_it_after_its_repair_and_is_appended_again_after_a_cut() -> None:
+    disk, log = damaged_copy((3, 0))
+    first = log.view.segments[3].base_offset
+    log.roll_if_damaged()
+    mend_all(log, Copy(new_copy()))
+    assert f"{first:020d}.producers" in disk.names(log.directory)
+    log.truncate_to(first)
+    log.begin_epoch(4)
+    log.append([numbered(first, RECORDS, 8, producer=(PRODUCER, 0, first))], 4)
+    assert log.end_offset == first + RECORDS
+
+
 def test_of_a_part_that_is_repaired_that_part_is_known() -> None:
     disk, twin = MemoryDisk(), mixed_log(MemoryDisk())
     log, half = mixed_log(disk), mixed_log(other := MemoryDisk())
