@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.replica.leadership import Pulse
+from broker.replica.partition import Partition
 from broker.requests.offsets import delete_records, has_news, list_offsets
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
@@ -17,6 +18,7 @@ from kafkalog.errors import InvalidRequest, OffsetNotAvailable, OffsetOutOfRange
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk.registry import PartitionState
+from tests.between import ahead
 from tests.broker.data_port_client import a_batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
 from tests.broker.storage.batches import make_batch
@@ -66,14 +68,25 @@ def test_every_place_is_listed_with_the_size_of_the_log(host: Hosted) -> None:
     assert 0 < reached.size_bytes <= log.view.size_bytes
 
 
-def test_a_new_leader_that_does_not_know_the_end_takes_no_record_for_missing(host: Hosted) -> None:
-    """Readers may have read it before; and positions do not go back (KIP-207)."""
+def leads_anew(host: Hosted) -> Partition:
+    """Partition 0 after an election: records from offset 2 on may have been read before, which is not known yet."""
     partition = host.partitions[0]
     state = PartitionState.only(0, "here")
     both = replace(state, leader_epoch=5, replicas=(0, 1), isr=(0, 1), directories={0: "here", 1: "there"}, version=1)
     partition.role.follow(1, 4)
     partition.log.high_watermark = 2
     partition.role.lead(both, [0, 1])
+    return partition
+
+
+def follower_has_all(partition: Partition) -> None:
+    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
+    assert partition.role.fetched(1, "there", pulse, 5, 5, -1, True, []) is None
+
+
+def test_a_new_leader_that_does_not_know_the_end_takes_no_record_for_missing(host: Hosted) -> None:
+    """Readers may have read it before; and positions do not go back (KIP-207)."""
+    partition = leads_anew(host)
     found, unknown, latest, reached = listed(
         host,
         at(pb.ListOffset.TIMESTAMP, timestamp_us=101),
@@ -89,10 +102,18 @@ def test_a_new_leader_that_does_not_know_the_end_takes_no_record_for_missing(hos
         with pytest.raises(OffsetNotAvailable):
             partition.delete_before(before)
     assert partition.delete_before(2) == 2
-    pulse = Pulse(SYSTEM_CLOCK.monotonic(), 1, 0)
-    assert partition.role.fetched(1, "there", pulse, 5, 5, -1, True, []) is None
+    follower_has_all(partition)
     [found, latest] = listed(host, at(pb.ListOffset.TIMESTAMP, timestamp_us=103), at(pb.ListOffset.LATEST))
     assert (found.offset, latest.offset) == (3, 5)
+
+
+def test_a_record_is_found_by_its_time_though_only_the_check_of_the_end_learns_how_far_it_may_be_read(
+    host: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = leads_anew(host)
+    ahead(monkeypatch, partition.role, "check_knows_end", lambda: follower_has_all(partition))
+    [found] = listed(host, at(pb.ListOffset.TIMESTAMP, timestamp_us=103))
+    assert (found.found, found.offset) == (True, 3)
 
 
 def test_of_a_batch_whose_times_differ_the_offset_to_look_from_is_listed(host: Hosted) -> None:
