@@ -840,7 +840,8 @@ def test_what_has_arrived_of_a_log_that_was_cut_since_is_not_handed_out() -> Non
     old = [arrived(10, 20), arrived(20, 30), arrived(30, 40)]
     source.put_back(old)
     source.reader.go_to(40, 3)
-    source.reset(20)
+    source.reset(30, 2)
+    source.reset(20)  # cut again, before the first answer
     assert (list(source.arrived), source.arrived_bytes, source.reader.offset) == (old[:1], 1, 20)
     assert (source.reader.read_in, cursor.read_in()) == (None, 3), "what is handed out is of the log from before"
     new = arrived(20, 25)
@@ -851,9 +852,9 @@ def test_what_has_arrived_of_a_log_that_was_cut_since_is_not_handed_out() -> Non
     assert list(source.arrived) == [old[0], new]
     source.take(1, 1)
     assert (cursor.next_offset(), source.reset_to) == (20, None)
-    source.reset(15)  # in the middle of a batch: what is before it is fetched again
-    source.reset(12)
-    assert (list(source.arrived), source.reader.offset) == ([], 12)
+    source.reset(22)  # in the middle of a batch: what is before it is fetched again
+    assert (list(source.arrived), source.reader.offset, source.reset_to) == ([], 20, 20)
+    assert cursor.next_offset() == 20
 
 
 def test_a_restart_keeps_the_leader_epoch_of_what_was_read_and_a_seek_does_not() -> None:
@@ -871,6 +872,10 @@ def test_a_restart_keeps_the_leader_epoch_of_what_was_read_and_a_seek_does_not()
     )
     cursor.seek(10)
     assert (source.reader.offset, cursor.read_in()) == (10, None)
+    source.reader.go_to(20, 4)  # as after an answer
+    cursor.cut()
+    cursor.restart()
+    assert (source.reader.offset, cursor.read_in()) == (10, 4), "only the restart of the seek forgets it"
 
 
 def test_a_topic_deleted_under_a_consumer_is_reported(
