@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 
 import pytest
 
 from broker.replica.metadata import Metadata
 from kafkalog import Admin
+from kafkalog.client.admin import TopicDescription
 from tests.kafkalog.cli.command_line import Ran
 from tests.kafkalog.replicated import Brokers
 from tests.waiting import waited_for
@@ -81,9 +83,19 @@ def test_no_partition_is_called_well_while_nobody_who_answers_has_a_connection_t
     brokers: Brokers, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKALOG_BOOTSTRAP", brokers.bootstrap_servers)
-    monkeypatch.setattr(Metadata, "is_certain", lambda metadata: False)
+    is_certain = True
+    topics = Admin.topics
+
+    def cut_off(admin: Admin) -> list[TopicDescription]:
+        nonlocal is_certain
+        is_certain = False
+        return topics(admin)
+
+    monkeypatch.setattr(Metadata, "is_certain", lambda metadata: is_certain)
+    monkeypatch.setattr(Admin, "topics", cut_off)
     for state in ("under-replicated", "offline"):
-        for form in ([], ["--json"]):
+        for was_certain, form in product((False, True), ([], ["--json"])):
+            is_certain = was_certain  # True: it is cut off between the questions
             listed = Ran(capfdbinary, "topics", "list", f"--{state}", *form)
             assert listed.out == ""
             listed.fails_with(f"kafkalog: which partitions are {state} is not known: no broker that answers has a conn")

@@ -824,6 +824,8 @@ def test_topics_of_an_earlier_cluster_are_asked_for_again_and_not_listed(
     topics.topics.add(name="t", topic_id=b"s" * 16)
     assert made.topic("t").topic_id == b"s" * 16
     topics.is_uncertain = True  # so that it may not know all of them
+    with pytest.raises(BrokerUnreachable, match="there may be more topics"):
+        made.describe_topics(patient=False, is_complete=True)
     made.remember(TopicInfo("new", b"n" * 16, {}, {}, (), 0))
     assert [topic.name for topic in made.describe_topics()] == ["new", "t"]
     assert made.known_topic("gone") is not None, "it was there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from kafkalog.client.cluster import NO_LEADER, PartitionInfo
 from kafkalog.client.consumer.range_fetch import LeaderHint
-from kafkalog.errors import DataLost, KafkalogError, LeaderNotAvailable, UnknownPartition
+from kafkalog.errors import BrokerUnreachable, DataLost, KafkalogError, LeaderNotAvailable, UnknownPartition
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.read import offset_reader as lookup
 from pyspark_kafkalog.read.data_loss import Losses
@@ -86,6 +87,23 @@ def test_an_end_by_time_has_nothing_that_came_since_it_was_looked_up(
         {"kafkalog.bootstrap.servers": "here:1", "subscribe": "a,b", "endingTimestamp": "9"}
     ).batch_bounds()[1]
     assert looking.end(bound, [A0, B0]) == {A0: 10, B0: 3}
+
+
+def test_topics_are_matched_with_a_pattern_only_if_none_can_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that was started at a broker which had been cut off before a topic was made read nothing of it."""
+    topic = SimpleNamespace(name="a", topic_id=b"1", partitions=[PartitionInfo(0, 1, 0, (), ())])
+
+    def describe_topics(names: Iterable[str] = (), *, is_complete: bool = False) -> list[SimpleNamespace]:
+        if is_complete:
+            raise BrokerUnreachable(address="here:1", reason="there may be more topics")
+        return [topic]
+
+    cluster: Any = SimpleNamespace(describe_topics=describe_topics)
+    monkeypatch.setattr(lookup, "connected", lambda options: cluster)
+    where = {"kafkalog.bootstrap.servers": "here:1"}
+    assert Lookup(parse_source({**where, "subscribe": "a"})).partitions() == {A0: b"1"}
+    with pytest.raises(BrokerUnreachable, match="there may be more topics"):
+        Lookup(parse_source({**where, "subscribePattern": "a.*"})).partitions()
 
 
 def test_unopened_is_what_nobody_leads_not_what_a_broker_that_is_away_leads(
