@@ -12,7 +12,7 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog.net.control import ControlConnection
-from kafkalog.net.main_thread import Signal, off_main_thread
+from kafkalog.net.main_thread import BACKGROUND, Signal, off_main_thread, start_thread
 from kafkalog.wire import broker_pb2 as pb
 from tests.interrupts import Interrupted, traced
 from tests.threads import NoThreads, join_all
@@ -34,6 +34,22 @@ def test_the_main_thread_has_it_called_in_another_and_other_threads_call_it() ->
 def test_without_a_thread_it_is_called_here(monkeypatch: pytest.MonkeyPatch) -> None:
     NoThreads(monkeypatch, lambda _: True)
     assert off_main_thread(threading.get_ident) == threading.get_ident()
+
+
+def test_with_one_thread_left_it_is_called_in_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread would wait for ever for a call that nobody makes."""
+    main = threading.get_ident()
+    machine = NoThreads(monkeypatch, lambda name: name == BACKGROUND and threading.get_ident() != main)
+    called_in: list[int] = []
+    is_called = Signal()
+
+    def call() -> None:
+        called_in.append(threading.get_ident())
+        is_called.set()
+
+    start_thread(call)
+    assert is_called.wait(30)
+    assert machine.refused == [BACKGROUND] and main not in called_in
 
 
 def test_a_signal_is_waited_for_by_any_number_of_threads_and_can_be_cleared_by_one() -> None:
