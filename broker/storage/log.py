@@ -25,11 +25,11 @@ next one to `.log`. So the name `.log` proves that all segments before it are sy
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -1396,16 +1396,17 @@ class Log:
         """
         decided = False
         try:
+            restored = self._restored_by(replacement)
             with self._saving():
                 with self._lock:
                     self._check_usable()
                     if self._number_of(replacement.old) is None:
                         return False
-                self._restore_producers(replacement)
+                self._restore_producers(restored)
                 self._flush()  # a roll that is not synced renames its segment later
                 self._save_rolls()
                 try:
-                    self._snapshots.restore(self._producers.empty(), replacement.restored)
+                    self._snapshots.restore(self._producers.empty(), restored)
                     for segment in replacement.old:
                         with suppress(FileNotFoundError):
                             segment.keep_file()
@@ -1421,15 +1422,24 @@ class Log:
                 replacement.abandon()
         return True
 
-    def _restore_producers(self, replacement: Replacement) -> None:
+    def _restored_by(self, replacement: Replacement) -> list[BatchHeader]:
+        """What the producers' states may remember of the batches that a replacement brings back. Takes no lock, because
+        all their headers are read."""
+        try:
+            offsets = self._snapshots.offsets()
+        except OSError as error:
+            self._errors.refuse(error, "looking up the producers' states")
+        return self._producers.memorable(replacement.restored(), offsets)
+
+    def _restore_producers(self, restored: Sequence[BatchHeader]) -> None:
         """Record the batches that a replacement brings back: a start, or a truncation, that met their damage could not.
         The saved states get them next, also one of an earlier roll. All of it comes before the decision: a stop in
         between leaves the damage, which is repaired again. After the decision nothing would show what a saved state
         lacks."""
-        headers = replacement.restored()
-        while piece := list(islice(headers, _RESTORED_AT_ONCE)):
+        for number in range(0, len(restored), _RESTORED_AT_ONCE):
             with self._lock:
-                self._producers.restore(piece)
+                self._producers.restore(restored[number : number + _RESTORED_AT_ONCE])
+            time.sleep(0)  # else an append that waits for the lock does not get it
 
     def _replaced(self, replacement: Replacement) -> None:
         """`replace` after the decision."""

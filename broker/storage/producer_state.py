@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -283,6 +285,29 @@ class Producers:
             self._record(header, header.base_offset, append_us, self._monotonic(append_us))
         else:
             self.apply_progress.record(header, header.base_offset, append_us)
+
+    def memorable(self, headers: Iterable[BatchHeader], offsets: Iterable[int]) -> list[BatchHeader]:
+        """Those of some batches, in order, that a state may remember that is of one of these offsets, or of the end: of
+        each producer the last ones before each offset. Looks at no state, so it needs no lock."""
+        found: list[BatchHeader] = []
+        latest: dict[tuple[int, bool], deque[BatchHeader]] = {}  # since the last offset
+        after = iter(sorted(offsets))
+        limit = next(after, None)
+        for header in headers:
+            while limit is not None and header.base_offset >= limit:
+                found += chain.from_iterable(latest.values())
+                latest.clear()
+                limit = next(after, None)
+            if header.producer_id < 0:
+                continue
+            is_numbered = header.transaction_batch_id == NO_TRANSACTION
+            window = self._remembered_bytes // _BATCH.size if is_numbered else None
+            kept = latest.setdefault((header.producer_id, is_numbered), deque(maxlen=window))
+            if kept and kept[-1].transaction_batch_id != header.transaction_batch_id:
+                kept.clear()  # only the progress of the last one is known
+            kept.append(header)
+        found += chain.from_iterable(latest.values())
+        return sorted(found, key=attrgetter("base_offset"))
 
     def restore(self, headers: Iterable[BatchHeader]) -> None:
         """Record batches, in order, that a repair brings back: each is put in its place among those that are known. One

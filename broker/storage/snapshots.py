@@ -5,7 +5,7 @@ holds its save lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from broker.storage.checkpoint import (
@@ -91,7 +91,11 @@ class Snapshots:
     def _is_whole(self, offset: int) -> bool:
         return is_saved_state(read_whole(self._disk, snapshot_path(self._folder, offset)) or b"", offset)
 
-    def restore(self, producers: Producers, headers: Callable[[], Iterable[BatchHeader]]) -> None:
+    def offsets(self) -> list[int]:
+        """The offsets of the saved states. Raises OSError."""
+        return snapshot_offsets(self._disk, self._folder)
+
+    def restore(self, producers: Producers, headers: Sequence[BatchHeader]) -> None:
         """Add batches that a repair brings back to the saved states of the log after them, durably.
 
         Args:
@@ -99,13 +103,13 @@ class Snapshots:
             headers: of the batches, in order.
 
         Raises:
-            OSError, and what `headers` raises.
+            OSError.
         """
-        for offset in snapshot_offsets(self._disk, self._folder):
+        for offset in self.offsets():
             path = snapshot_path(self._folder, offset)
             saved = read_whole(self._disk, path)
             if saved is not None and producers.load(saved, offset):
-                producers.restore(header for header in headers() if header.base_offset < offset)
+                producers.restore(header for header in headers if header.base_offset < offset)
                 restored = producers.snapshot(offset).encode()
                 if restored != saved:
                     write_atomic(self._disk, path, restored)

@@ -317,6 +317,26 @@ def test_batches_that_a_repair_brings_back_give_the_state_that_there_would_be_wi
     assert known.has_all(counts.items())
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_of_many_batches_only_those_are_kept_that_a_state_may_remember(seed: int) -> None:
+    """A repair restores them with locks held; a damaged segment may have a million batches."""
+    chance = random.Random(seed)
+    headers = history(chance)
+    start, end = sorted(chance.sample(range(len(headers)), 2))
+    brought_back = headers[start:end]
+    ends = sorted(chance.sample([each.base_offset for each in headers], 3))
+    memorable = replayed([]).memorable(brought_back, ends)
+    for offset in (*ends, headers[-1].end_offset):
+        expected, found = (
+            replayed(each for each in (*headers[:start], *headers[end:]) if each.base_offset < offset) for _ in range(2)
+        )
+        expected.restore(each for each in brought_back if each.base_offset < offset)
+        found.restore(each for each in memorable if each.base_offset < offset)
+        assert found.snapshot(offset).encode() == expected.snapshot(offset).encode()
+    few = [header(number)._replace(base_offset=number) for number in range(1000)]
+    assert replayed([]).memorable([*few, header(0, producer=-1)], [500]) == [*few[495:500], *few[995:]]
+
+
 def without_progress(producers: Producers) -> bytes:
     length = len(b"".join(producers.apply_progress.snapshot().encode()))
     return producers.snapshot(0).encode()[: -length - 4]
