@@ -445,7 +445,10 @@ class OffsetNotAvailable(RetriableError):
     whether it leads still."""
 
     code = 204
-    message = "the end of {partition} is not known now: its leader of epoch {leader_epoch} waits for its followers"
+    message = (
+        "its leader of epoch {leader_epoch} does not know now whether it leads {partition} still, or up to where "
+        "readers have read"
+    )
 
 
 class ReplicaDiverged(KafkalogError):

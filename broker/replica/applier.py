@@ -390,7 +390,7 @@ class Applier:
         finally:
             self._applying.release()
 
-    def forget_silent(self) -> None:
+    def tend(self) -> None:
         """`forget_progress`, and what else is done from time to time while it leads. Raises StorageFailed, Closed."""
         self.forget_progress()
         self._staging.record_drops()

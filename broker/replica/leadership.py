@@ -55,7 +55,8 @@ class Follower:
         is_whole: none of them is known to be damaged there, and it has the state of the producers before them.
         staged_end: it has everything that was staged before it, by the leader's count (`Staging.staged_end`).
         said_at: when it said so.
-        goal_end, goal_at: where the leader's log ended, and when, as this follower had last reached such a goal.
+        goal_end, goal_at: where the leader's log ended at a fetch of this follower, and when that was. There is another
+            goal once this one is reached.
         reached_at: as of when it has all that the leader had, as it said on this connection.
         caught_up_at: as of when it had all that the leader had last, as far as is known.
     """

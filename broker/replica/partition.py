@@ -33,10 +33,7 @@ from kafkalog.errors import (
     StorageFailed,
     UnknownLeaderEpoch,
 )
-from kafkalog.events import get_logger
 from kafkalog.format.batch import Batch
-
-log = get_logger(__name__)
 
 
 class Partition:
@@ -52,7 +49,7 @@ class Partition:
     Attributes:
         role: whether it leads, in which epoch, with which followers.
         following: what it does to its log for a leader.
-        staged: what it keeps beside its log as a leader.
+        staged: what it keeps beside its log.
         waiters: who waits for an append, a flush, the high watermark or the close.
         replica_waiters: which followers wait for an append or a change of the role.
 
@@ -261,7 +258,7 @@ class Partition:
         if leadership is None or leadership.is_alone:
             return
         if self._readable_end.waits_for_flush_to(leadership.start_offset):  # the last leader may have flushed it
-            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch) from None
+            raise OffsetNotAvailable(partition=self.label, leader_epoch=leadership.epoch)
 
     # --- what followers ask of the leader ----------------------------------------------------------------------------
 

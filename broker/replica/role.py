@@ -250,7 +250,7 @@ class Role:
         (KIP-207), or another one may have been elected meanwhile. An end before that would look like lost data."""
         leadership = self.leadership
         if leadership is not None and not leadership.is_alone and leadership.watermark < leadership.start_offset:
-            raise OffsetNotAvailable(partition=self._label, leader_epoch=leadership.epoch) from None
+            raise OffsetNotAvailable(partition=self._label, leader_epoch=leadership.epoch)
         self.check_leads_surely()
 
     def check_leads_surely(self) -> None:
@@ -261,7 +261,7 @@ class Role:
         with self.lock:
             is_followed = leadership.is_followed(self._clock.monotonic() - _FOLLOWED_SECONDS)
         if not is_followed:
-            raise OffsetNotAvailable(partition=self._label, leader_epoch=leadership.epoch) from None
+            raise OffsetNotAvailable(partition=self._label, leader_epoch=leadership.epoch)
 
     def left(self, broker_id: int, directory: str, connection: int) -> None:
         """A follower does not follow this replica any more; see `Leadership.left`."""

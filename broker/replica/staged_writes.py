@@ -1,6 +1,6 @@
-"""What a leader does with staged writes for clients: the parts of Spark's tasks are kept beside the log until their
-batch is decided, and are appended to it then. `broker/staging/staging.py` has the files, `applier.py` appends; here are
-the leader's checks and acks, and who is woken.
+"""Staged writes of a partition: the parts of Spark's tasks are kept beside the log until their batch is decided, and
+are appended to it then. `broker/staging/staging.py` has the files, `applier.py` appends; here are the checks and acks
+of a leader, and who is woken. A follower has copies, and forgets as time passes.
 
 Thread-safe.
 """
@@ -189,7 +189,7 @@ class StagedWrites:
             return
         if self._role.leads:
             with self._as_leader():
-                self._applier.forget_silent()
+                self._applier.tend()
         else:
             with self._role.hosted():
                 self._applier.forget_progress()

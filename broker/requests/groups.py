@@ -43,7 +43,7 @@ def commit_offsets(request: pb.CommitOffsetsRequest, host: Host, states: States)
     if request.HasField("member"):
         if request.member.group != request.group:
             raise InvalidRequest(reason=f"the member is of group '{request.member.group}', not '{request.group}'")
-        offsets = owned_offsets_of(request.offsets, host, request.order)
+        offsets = owned_offsets_of(request.offsets, request.order)
         claims.commit(states, claimant_of(request.member), offsets, now_us)
     elif offsets := offsets_of(request.offsets, host, request.order):
         if request.writer < 0:
@@ -161,9 +161,7 @@ def delete_group(request: pb.DeleteGroupRequest, host: Host, states: States) -> 
             continue
 
 
-def owned_offsets_of(
-    wanted: Iterable[pb.GroupOffset | pb.GroupClaim], host: Host, order: int
-) -> dict[TopicPartition, Offset]:
+def owned_offsets_of(wanted: Iterable[pb.GroupOffset | pb.GroupClaim], order: int) -> dict[TopicPartition, Offset]:
     """Offsets to be committed by the claims that they name: the group knows their topics, and this broker may not.
     Raises InvalidRequest."""
     offsets = {}

@@ -169,7 +169,7 @@ def release_partitions(request: pb.ReleasePartitionsRequest, groups: Groups, hos
     """
     ending = {TopicPartition(each.topic, each.partition): each.claim for each in request.claims}
     last = [each for each in request.claims if each.HasField("offset")]
-    offsets = owned_offsets_of(last, host, request.order)
+    offsets = owned_offsets_of(last, request.order)
     claims.release(groups.states, claimant_of(request.member), ending, offsets, host.clock.now_us())
     return pb.ReleasePartitionsReply()
 

@@ -632,7 +632,8 @@ class Cluster:
         """Topics as they are now, in the order asked; all of them, by name, if none is named.
 
         Args:
-            is_complete: of all of them none may be missing that was there when this client first asked for all.
+            is_complete: fail rather than leave some out, until a broker with a connection to ZooKeeper has listed all
+                of them to this client.
 
         Raises:
             UnknownTopic.

@@ -57,7 +57,7 @@ class PendingCall:
     """A call of `ControlConnection.begin`.
 
     Attributes:
-        is_done: there is a result, or it was cancelled. It is told: to ask gRPC takes a lock.
+        is_done: there is a result, or it was cancelled. Set by gRPC's thread, because asking gRPC takes a lock.
     """
 
     def __init__(self, future: Any, translated: Callable[[Any], KafkalogError], ended: Callable[[], None]) -> None:
@@ -178,12 +178,12 @@ class ControlConnection:
 
         pending = PendingCall(future, lambda error: self._translated(method, error, timeout_ms), ended)
 
-        def is_done(_: Any) -> None:
+        def end(_: Any) -> None:
             pending.is_done = True
             ended()
             done()
 
-        future.add_done_callback(is_done)
+        future.add_done_callback(end)
         return pending
 
     def _method(self, name: str) -> Any:

@@ -70,8 +70,8 @@ def off_main_thread(call: Callable[[], _Result]) -> _Result:
         return call()
     results: list[_Result] = []
     errors: list[BaseException] = []
-    is_running = _thread.allocate_lock()
-    is_running.acquire()
+    ended = _thread.allocate_lock()  # locked until the call has ended
+    ended.acquire()
 
     def run() -> None:
         try:
@@ -79,13 +79,13 @@ def off_main_thread(call: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             errors.append(error)
         finally:
-            is_running.release()
+            ended.release()
 
     try:
         start_thread(run)
     except RuntimeError:
         return call()
-    is_running.acquire()
+    ended.acquire()
     if errors:
         raise errors[0]
     return results[0]

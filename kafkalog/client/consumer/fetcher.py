@@ -65,8 +65,8 @@ class Source:
         asked: the unanswered request for it.
         trouble: set while only this partition cannot be read (no broker has opened its log, or none can); retried.
         doubted_at: when its offset was first past the end of the log, by an answer that is not confirmed yet.
-        reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending. What has
-            arrived is before it up to there, and from it on behind.
+        reset_to: where auto.offset.reset makes it continue after what has arrived; None: no reset is pending. Arrived
+            batches before this offset are of the log from before the reset, the others of the one after.
         read_before: the leader epoch in which the log had what was read before the reset; None: not known.
         is_dry: whether its last answer brought nothing: it needs no answer before the others do.
         broker_id, leader_epoch: of its leader, as last reported.

@@ -34,7 +34,6 @@ from kafkalog.errors import (
     VersionOfAnother,
     VersionWrittenTwice,
 )
-from kafkalog.events import get_logger
 from kafkalog.format import numbered
 from kafkalog.format.decisions import (
     BATCH_WRITE_KEPT_SECONDS,
@@ -48,8 +47,6 @@ from kafkalog.format.decisions import (
 from kafkalog.format.producer_ids import producer_id_of
 from kafkalog.wire import transactions_pb2 as pb
 from kafkalog.wire.decisions import decision_from_wire, decision_to_wire
-
-log = get_logger(__name__)
 
 RUNS_KEPT = 20
 """How many earlier runs of its query a decision names at most."""
