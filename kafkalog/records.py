@@ -39,7 +39,8 @@ class Message(NamedTuple):
     """One record as a consumer sees it.
 
     `timestamp_us` is in microseconds since the epoch; `headers` a tuple of (key, value) pairs, empty if there are none;
-    `leader_epoch` the one in which it was appended (KIP-320): if that ended before the record, the record was lost.
+    `leader_epoch` the one in which it was appended (KIP-320): if that ended before the record, the record was lost;
+    `topic_id` the 16 bytes that tell its topic from another one of the same name, created later.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class Message(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     leader_epoch: int = -1
+    topic_id: bytes = b""
 
 
 class RecordMetadata(NamedTuple):

@@ -19,7 +19,7 @@ PUBLIC = {
     "reset_offsets throttle_reassignments topics unserved upgrade_cluster verify",
     "AtTimestamp": "count from_offset index timestamp_us",
     "KafkalogError": "add_note args code fresh message retriable to_wire with_traceback",
-    "Message": "count headers index key leader_epoch offset partition timestamp_us topic value",
+    "Message": "count headers index key leader_epoch offset partition timestamp_us topic topic_id value",
     "RecordMetadata": "count index offset partition timestamp_us topic",
     "TopicPartition": "count index partition topic",
 }

@@ -432,7 +432,8 @@ class Consumer:
                 processed by it. Of a subscribed consumer's partitions it leaves out those that go to other members just
                 now, and those of which a later offset was committed by name. A message, the messages of `consume`, or
                 an Arrow batch: the offset after it, or after the last of each partition; use this where they are
-                processed. Or a dict of offsets by TopicPartition.
+                processed. Messages of a topic that was created again meanwhile, of which the new one is read, are left
+                out. Or a dict of offsets by TopicPartition.
 
         Raises:
             InvalidArgument: the consumer has no group.
@@ -456,7 +457,7 @@ class Consumer:
                 cursors = self._cursors.by_partition
                 epochs = {partition: cursors[partition].read_in() for partition in offsets if partition in cursors}
         else:
-            offsets, epochs = _named(done)
+            offsets, epochs = _named(done, self._is_of_another_topic)
         if not offsets:
             return
         if membership is not None:
@@ -465,6 +466,13 @@ class Consumer:
         with self._fetcher.lock:
             epochs = self._cursors.epochs_of(offsets) | epochs
         commit_offsets(self._cluster, group, offsets, self._topic_ids, self._writer, epochs)
+
+    def _is_of_another_topic(self, message: Message) -> bool:
+        """Whether another topic of the name of a message's has been created since, and is read."""
+        with self._fetcher.lock:
+            cursor = self._cursors.by_partition.get(TopicPartition(message.topic, message.partition))
+        read = self._topic_ids.get(message.topic) if cursor is None else cursor.source.reader.topic_id
+        return read is not None and message.topic_id not in (b"", read)
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """The group's committed offsets of partitions (None: the assigned ones); those without one are left out."""
@@ -796,23 +804,29 @@ class Consumer:
 
 def _named(
     done: Mapping[TopicPartition, int] | Message | Sequence[Message] | pa.RecordBatch,
+    is_of_another_topic: Callable[[Message], bool],
 ) -> tuple[Mapping[TopicPartition, int], dict[TopicPartition, int | None]]:
     """The offsets that `commit` is given, and the leader epochs that came with them. Raises InvalidArgument."""
     if isinstance(done, Mapping):
         return arguments.offsets("done", done), {}
     if not isinstance(done, Sequence):
         return _behind(done), {}
-    last: dict[TopicPartition, Message] = {}
+    latest: dict[tuple[str, int, bytes], Message] = {}
     for message in [done] if isinstance(done, Message | TopicPartition) else done:
         if isinstance(message, TopicPartition):
             raise InvalidArgument(reason=f"{message} has no offset to commit: give a dict of offsets by TopicPartition")
         if not isinstance(message, Message):
             raise InvalidArgument(reason=f"done has a {type(message).__name__} among its messages")
-        partition = TopicPartition(message.topic, message.partition)
-        before = last.get(partition)
+        key = message.topic, message.partition, message.topic_id
+        before = latest.get(key)
         # After a cut of the log, what was read later may have a smaller offset: its epoch is the later one.
         if before is None or (message.leader_epoch, message.offset) > (before.leader_epoch, before.offset):
-            last[partition] = message
+            latest[key] = message
+    last = {
+        TopicPartition(message.topic, message.partition): message
+        for message in latest.values()
+        if not is_of_another_topic(message)
+    }
     offsets = {partition: message.offset + 1 for partition, message in last.items()}
     return offsets, {p: message.leader_epoch for p, message in last.items() if message.leader_epoch != NO_EPOCH}
 

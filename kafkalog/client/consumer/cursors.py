@@ -619,7 +619,7 @@ class Cursors:
             end_offset = batches[0].start_offset + _ROWS_AT_ONCE
         rows: list[Message] = []
         for decoded in self._decoded(source, batches, end_offset):
-            rows += messages(source.topic_partition, decoded)
+            rows += messages(source.topic_partition, source.reader.topic_id, decoded)
         if is_part:
             source.put_back([batches[0]._replace(start_offset=end_offset)])
         end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)

@@ -40,7 +40,7 @@ class Decoded(NamedTuple):
     first_offset: int
 
 
-def messages(partition: TopicPartition, decoded: Decoded) -> list[Message]:
+def messages(partition: TopicPartition, topic_id: bytes, decoded: Decoded) -> list[Message]:
     """Every record as a message."""
     header, columns, first = decoded
     count = columns.num_rows
@@ -54,7 +54,7 @@ def messages(partition: TopicPartition, decoded: Decoded) -> list[Message]:
     values = binary_values(columns.column("value"))
     headers = _headers(columns.column("headers")) if attributes & HAS_HEADERS else repeat(())
     topic, number, epochs = repeat(partition.topic), repeat(partition.partition), repeat(header.leader_epoch)
-    fields = zip(topic, number, offsets, stamps, keys, values, headers, epochs)  # noqa: B905
+    fields = zip(topic, number, offsets, stamps, keys, values, headers, epochs, repeat(topic_id))
     return list(map(tuple.__new__, repeat(Message), fields))
 
 

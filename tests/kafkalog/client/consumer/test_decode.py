@@ -14,6 +14,7 @@ from tests.kafkalog.client.consumer.batches import stamped, with_offsets
 from tests.whole_batch import check_batch
 
 T7 = TopicPartition("t", 7)
+ID = b"i" * 16
 EPOCH = 1
 KEYS = [b"k0", None, b"k2", b""]
 VALUES = [None, b"v1", b"", b"v3"]
@@ -44,15 +45,15 @@ def compacted(offsets: Sequence[int], first: int | None = None) -> Decoded:
 
 
 EXPECTED = [
-    Message("t", 7, 100, 30, b"k0", None, (), EPOCH),
-    Message("t", 7, 101, 10, None, b"v1", (("h", b"1"), ("h", None)), EPOCH),
-    Message("t", 7, 102, 20, b"k2", b"", (), EPOCH),
-    Message("t", 7, 103, 40, b"", b"v3", (("i", b""),), EPOCH),
+    Message("t", 7, 100, 30, b"k0", None, (), EPOCH, ID),
+    Message("t", 7, 101, 10, None, b"v1", (("h", b"1"), ("h", None)), EPOCH, ID),
+    Message("t", 7, 102, 20, b"k2", b"", (), EPOCH, ID),
+    Message("t", 7, 103, 40, b"", b"v3", (("i", b""),), EPOCH, ID),
 ]
 
 
 def test_every_column_of_a_record_is_in_its_message() -> None:
-    found = messages(T7, full())
+    found = messages(T7, ID, full())
     assert found == EXPECTED
     assert all(type(each) is Message for each in found)
 
@@ -60,19 +61,19 @@ def test_every_column_of_a_record_is_in_its_message() -> None:
 @pytest.mark.parametrize("skipped", range(4))
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_batch_of_which_a_piece_is_wanted_gives_that_piece(skipped: int, count: int) -> None:
-    assert messages(T7, full(skipped=skipped, count=count)) == EXPECTED[skipped : skipped + count]
+    assert messages(T7, ID, full(skipped=skipped, count=count)) == EXPECTED[skipped : skipped + count]
     rows = ArrowBuilder(T7).build([full(skipped=skipped, count=count)])
     assert from_arrow(rows) == EXPECTED[skipped : skipped + count]
 
 
 def test_columns_that_are_absent_have_what_the_header_says() -> None:
-    assert messages(T7, plain(50, 2)) == [
-        Message("t", 7, offset, 5, None, b"%d" % offset, (), EPOCH) for offset in (50, 51)
+    assert messages(T7, ID, plain(50, 2)) == [
+        Message("t", 7, offset, 5, None, b"%d" % offset, (), EPOCH, ID) for offset in (50, 51)
     ]
 
 
 def test_a_compacted_batch_keeps_its_offsets() -> None:
-    assert [message.offset for message in messages(T7, compacted([10, 17, 19]))] == [10, 17, 19]
+    assert [message.offset for message in messages(T7, ID, compacted([10, 17, 19]))] == [10, 17, 19]
 
 
 @pytest.mark.parametrize("count", [199, 200, 201])
@@ -80,7 +81,7 @@ def test_many_records_are_read_as_few_are(count: int) -> None:
     """numpy begins to read the integers at 200."""
     times = [7 * number for number in range(count + 1)]
     columns = columns_from_lists([b"%d" % number for number in range(count + 1)], times)
-    found = messages(T7, decoded(columns, 0, skipped=1))
+    found = messages(T7, ID, decoded(columns, 0, skipped=1))
     assert [message.timestamp_us for message in found] == times[1:]
     assert [message.value for message in found] == [b"%d" % number for number in range(1, count + 1)]
 
@@ -106,13 +107,14 @@ def from_arrow(batch: pa.RecordBatch) -> list[Message]:
             row["topic"], row["partition"], row["offset"], time, row["key"], row["value"],
             tuple((pair["key"], pair["value"]) for pair in row["headers"] or ()),
             EPOCH,
+            ID,
         )
         for row, time in zip(batch.to_pylist(), times, strict=True)
     ]  # fmt: skip
 
 
 def all_messages(*pieces: Decoded) -> list[Message]:
-    return [message for piece in pieces for message in messages(T7, piece)]
+    return [message for piece in pieces for message in messages(T7, ID, piece)]
 
 
 @pytest.mark.parametrize("pieces", [
@@ -137,7 +139,7 @@ def test_one_builder_makes_batches_of_any_length_in_any_order() -> None:
     builder = ArrowBuilder(T7)
     for count in (3, 1, 3, 4, 20, 5, 41):
         piece = plain(0, count)
-        assert from_arrow(builder.build([piece])) == messages(T7, piece)
+        assert from_arrow(builder.build([piece])) == messages(T7, ID, piece)
 
 
 def test_what_is_the_same_in_every_row_is_made_seldom() -> None:
@@ -161,4 +163,4 @@ def test_an_interrupt_while_the_columns_are_made_leaves_no_batch_too_short(monke
         patched.setattr(pa, "nulls", interrupted)
         with pytest.raises(KeyboardInterrupt):
             builder.build([plain(0, 3)])
-    assert from_arrow(builder.build([plain(0, 3)])) == messages(T7, plain(0, 3))
+    assert from_arrow(builder.build([plain(0, 3)])) == messages(T7, ID, plain(0, 3))
