@@ -627,20 +627,25 @@ class Cluster:
         return _cluster_info(description)
 
     def describe_topics(
-        self, names: Iterable[str] = (), *, patient: bool = True, is_complete: bool = False
+        self,
+        names: Iterable[str] = (),
+        *,
+        patient: bool = True,
+        is_complete: bool = False,
+        may_lack_new: bool = False,
     ) -> list[TopicInfo]:
         """Topics as they are now, in the order asked; all of them, by name, if none is named.
 
         Args:
-            is_complete: fail rather than leave some out, until a broker with a connection to ZooKeeper has listed all
-                of them to this client.
+            is_complete: fail rather than leave some out.
+            may_lack_new: then, too, those may be left out that were created since all were listed to this client once.
 
         Raises:
             UnknownTopic.
             BrokerUnreachable: some may be missing: nobody who answers has a connection to ZooKeeper.
         """
         names = list(names)
-        found, errors = self._ask_for_topics(names, patient, is_complete)
+        found, errors = self._ask_for_topics(names, patient, is_complete, may_lack_new)
         if errors:
             raise errors[0]
         return [found[name] for name in (names or found)]
@@ -652,15 +657,15 @@ class Cluster:
             self._ask_for_topics(unknown, patient)
 
     def _ask_for_topics(
-        self, names: list[str], patient: bool, is_complete: bool = False
+        self, names: list[str], patient: bool, is_complete: bool = False, may_lack_new: bool = False
     ) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """Fetch topics (all if none is named) into the cache. Returns those found by name, and the errors of the
         others."""
-        ask = partial(self._ask_once_for_topics, names, is_complete)
+        ask = partial(self._ask_once_for_topics, names, is_complete, may_lack_new)
         return self.retrying(ask) if patient else ask()
 
     def _ask_once_for_topics(
-        self, names: list[str], is_complete: bool
+        self, names: list[str], is_complete: bool, may_lack_new: bool
     ) -> tuple[dict[str, TopicInfo], list[KafkalogError]]:
         """As `_ask_for_topics`, of one broker that is of the cluster that is known.
 
@@ -684,7 +689,7 @@ class Cluster:
         if unknown and not is_certain:
             reason = f"topic '{unknown[0]}' may be there: no broker that answers has a connection to ZooKeeper"
             raise BrokerUnreachable(address=self.address, reason=reason)
-        if is_complete and not (is_certain or self._knows_all):
+        if is_complete and not (is_certain or (may_lack_new and self._knows_all)):
             reason = "there may be more topics: no broker that answers has a connection to ZooKeeper"
             raise BrokerUnreachable(address=self.address, reason=reason)
         errors = [error_from_wire(missing[name].error) for name in unknown]

@@ -107,17 +107,22 @@ class Lookup:
                 time.sleep(self.options.fetch_retry_interval_ms / 1000)
         return attempt(losses)
 
-    def partitions(self, missing: Callable[[UnknownTopic], None] | None = None) -> dict[TopicPartition, bytes]:
+    def partitions(
+        self, missing: Callable[[UnknownTopic], None] | None = None, *, may_lack_new: bool = False
+    ) -> dict[TopicPartition, bytes]:
         """The id of its topic, by selected partition, in order.
 
         Args:
+            may_lack_new: of subscribePattern: topics may be left out that are new since all were listed once. For who
+                looks again.
             missing: called with the error for a topic of subscribe or assign that does not exist; it may raise. None:
                 UnknownTopic is raised.
         """
         cluster = connected(self.options)
         selection = self.options.selection
         if selection.option == "subscribePattern":
-            topics = [topic for topic in cluster.describe_topics(is_complete=True) if selection.matches(topic.name)]
+            listed = cluster.describe_topics(is_complete=True, may_lack_new=may_lack_new)
+            topics = [topic for topic in listed if selection.matches(topic.name)]
         else:
             names = list(selection.topics())
             topics = []

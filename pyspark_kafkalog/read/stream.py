@@ -94,7 +94,7 @@ class StreamSession:
         if self._initial is None:
 
             def look(losses: Losses) -> tuple[PartitionOffsets, set[TopicPartition], bool]:
-                partitions = self._lookup.partitions()
+                partitions = self._lookup.partitions(may_lack_new=True)
                 for partition, topic_id in partitions.items():
                     self._topic_ids.setdefault(partition.topic, topic_id)
                 return self._lookup.stream_start(self.options.stream_start(), partitions)
@@ -361,7 +361,7 @@ class StreamSession:
             else:
                 losses.found(str(error), error)
 
-        partitions = self._lookup.partitions(missing)
+        partitions = self._lookup.partitions(missing, may_lack_new=True)
         self._see_group(known, {partition.topic: topic_id for partition, topic_id in partitions.items()})
         made_anew = {
             partition.topic

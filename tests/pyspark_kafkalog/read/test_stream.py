@@ -70,7 +70,7 @@ class Opening:
     def asked_again(self, attempt: Any, losses: Any) -> Any:
         return attempt(losses)
 
-    def partitions(self, missing: object) -> dict[TopicPartition, bytes]:
+    def partitions(self, missing: object, *, may_lack_new: bool) -> dict[TopicPartition, bytes]:
         return {A0: b"a", B0: b"b"}
 
     def unopened(self, partitions: Any) -> set[TopicPartition]:
