@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol, TypeVar
 
 from kafkalog.errors import OutOfThreads
@@ -29,11 +30,16 @@ class BackgroundCall(Future[_Result]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_ended = False
-        self.add_done_callback(self._note_end)
+        self._end: list[None] = []
+        self.add_done_callback(partial(_note, self._end))  # no method: a cycle would keep the result for long
 
-    def _note_end(self, _: object) -> None:
-        self.has_ended = True
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._end)
+
+
+def _note(end: list[None], _: object) -> None:
+    end.append(None)
 
 
 def in_background(

@@ -42,7 +42,8 @@ class Signal:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is set, at most for so many seconds; returns whether it is."""
         if not self._is_set and self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
-            self._lock.release()
+            with suppress(RuntimeError):  # it was set once more just now
+                self._lock.release()
         return self._is_set
 
 

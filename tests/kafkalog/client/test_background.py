@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +17,7 @@ from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.errors import BrokerUnreachable, OutOfThreads
 from tests.threads import NoThreads
+from tests.waiting import waited_for
 
 
 def test_a_future_gets_the_result_or_the_error_and_reports_its_end() -> None:
@@ -36,6 +39,23 @@ def test_a_call_has_ended_before_that_is_reported_and_is_asked_without_its_lock(
         assert asked.get(timeout=60) is False
     gate.set()
     assert ended.get(timeout=60) is True
+
+
+def test_a_result_is_let_go_with_its_call() -> None:
+    """In a cycle it stayed until the garbage collector came, with the answers of many brokers."""
+
+    class Answer:
+        pass
+
+    calls = [in_background(Answer)]
+    answer = weakref.ref(calls[0].result(60))
+    waited_for(lambda: calls[0].has_ended)
+    gc.disable()
+    try:
+        calls.clear()
+        waited_for(lambda: answer() is None)
+    finally:
+        gc.enable()
 
 
 def test_the_end_of_the_process_waits_for_no_call() -> None:
