@@ -14,7 +14,7 @@ Saved form (`%020d.index`), little-endian: a fixed part, the damaged ranges, the
     24  i64  end_offset              of the covered bytes
     32  i64  max_timestamp_us        of all covered batches
     40  i64  first_append_us         append time of the first batch, -1 if there is none
-    48  i64  last_append_us          append time of the last batch, -1 if there is none
+    48  i64  last_append_us          latest append time of a batch, -1 if there is none
     56  i32  leader_epoch            of the last batch
     60  u32  damage_count
     64  u32  entry_count

@@ -353,10 +353,6 @@ class Log:
         self._followed_epoch, self._leader_epoch = epoch, None
 
     @property
-    def _follows(self) -> bool:
-        return self._leader_epoch is None and self._followed_epoch >= 0
-
-    @property
     def _known_epoch(self) -> int:
         return max(self._epochs.last, self._followed_epoch)
 
@@ -454,7 +450,7 @@ class Log:
         if not run:
             return
         active = self._active
-        now_us = max(self._clock.now_us(), self._last_append_us)
+        now_us = self._clock.now_us()
         epochs = self._epochs
         if not epochs.is_saved or active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us):
             active = self._ready(length, now_us)
@@ -484,12 +480,6 @@ class Log:
         results.extend(appended)
         run.clear()
         self._advance(offset, position)
-
-    @property
-    def _last_append_us(self) -> int:
-        """The time of the last append that is in the log; -1 if none is. No later one is before it: retention takes a
-        segment's last time for its age, so a clock that steps back would have young records deleted."""
-        return next((each.last_append_us for each in reversed(self._segments) if each.last_append_us >= 0), -1)
 
     def _ready(self, length: int, now_us: int) -> Segment:
         """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
@@ -917,15 +907,11 @@ class Log:
     # --- cutting -------------------------------------------------------------------------------------------------
 
     def apply_retention(self) -> int:
-        """Delete segments by retention.ms and retention.bytes, none after the high watermark; returns their number. A
-        follower deletes what its leader has deleted: by another clock than that of the appends, young records could be
-        old."""
+        """Delete segments by retention.ms and retention.bytes, none after the high watermark; returns their number."""
         with self._saving():
             with self._lock:
                 self._check_usable()
-                count = 0
-                if not self._follows:
-                    count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
+                count = expired(self._segments, self.settings, self._services.steady_clock.now_us())
                 if self._high_watermark is not None:  # what follows it may be on no other replica yet
                     ends = [*(after.base_offset for after in self._segments[1:]), self._end_offset]
                     count = min(count, bisect_right(ends, self._high_watermark))
@@ -1428,6 +1414,8 @@ class Log:
         try:
             offsets = self._snapshots.offsets()
         except OSError as error:
+            with self._lock:
+                self._check_usable()  # its folder may have been removed since it was closed
             self._errors.refuse(error, "looking up the producers' states")
         return self._producers.memorable(replacement.restored(), offsets)
 

@@ -15,8 +15,9 @@ from broker.storage.segment import Segment
 def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -> int:
     """The number of oldest segments to delete.
 
-    By time: segments whose last append is longer ago than retention.ms, including the last segment. A segment without a
-    readable batch has the append time of the next one that has such a batch. By size: the oldest segments while the
+    By time: segments whose latest append time is longer ago than retention.ms, including the last segment, and none
+    behind one that is kept: so what was appended while a clock was behind is not old before what came earlier. A
+    segment without a readable batch has the append time of the next one that has such a batch. By size: the oldest segments while the
     partition is larger than retention.bytes, but never the last segment.
     """
     old = 0
@@ -33,5 +34,5 @@ def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -
 
 
 def _last_append_us(segments: Sequence[Segment]) -> int:
-    """The last append time of the first segment that has a readable batch; -1 if no segment has one."""
+    """The latest append time of the first segment that has a readable batch; -1 if no segment has one."""
     return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)

@@ -399,7 +399,8 @@ class Segment:
             self.max_timestamp_us = header.max_timestamp_us
         if self.first_append_us < 0:
             self.first_append_us = append_us
-        self.last_append_us = append_us
+        if append_us > self.last_append_us:
+            self.last_append_us = append_us
         self.end_offset = base_offset + header.last_offset_delta + 1
 
     def sync(self) -> None:
@@ -426,6 +427,7 @@ class Segment:
         copy.damaged = united([*damaged, *copy.damaged])
         if copy.last_append_us >= 0:
             copy.first_append_us = self.first_append_us
+            copy.last_append_us = max(copy.last_append_us, copy.first_append_us)
         return copy
 
     # --- reading -------------------------------------------------------------------------------------------------

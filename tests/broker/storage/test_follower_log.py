@@ -112,19 +112,6 @@ def test_a_followers_segments_are_old_by_the_leaders_clock(
     replica.directory.close()
 
 
-def test_a_follower_deletes_only_what_its_leader_has_deleted(tmp_path: Path, leader: Log, clock: ManualClock) -> None:
-    """By its own clock what the leader appended just now may be old."""
-    replica = Replica(tmp_path / "other", None, ManualClock(clock.now_us() + 86_400_000_000), retention_ms=1000)
-    log = replica.log
-    fill(leader, 5)
-    catch_up(log, leader, 0)
-    log.high_watermark = 5
-    assert (log.apply_retention(), log.start_offset) == (0, 0)
-    log.begin_epoch(1)
-    assert (log.apply_retention(), log.start_offset) == (1, 5)
-    replica.directory.close()
-
-
 def test_a_fetch_is_one_write(leader: Log, follower: Replica) -> None:
     fill(leader, 6)
     fetch(follower.log, leader, 0)

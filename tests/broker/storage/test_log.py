@@ -787,21 +787,24 @@ def test_retention_by_time_goes_by_the_append_time(directory: LogDirectory, cloc
 
 
 def test_a_wall_clock_that_steps_back_makes_no_record_old(directory: LogDirectory, clock: ManualClock) -> None:
-    """A segment is as old as its last append: one in the wrong time had those before it deleted."""
+    """A segment was as old as its last append: one in the wrong time had those before it deleted."""
     log = open_log(directory, topic(retention_ms=3_600_000))
-    [first] = log.append([numbered(0)], log.last_epoch)
-    assert isinstance(first, Appended)
+    fill(log, 1)
     clock.jump(-86_400)
-    for offset in (1, 2):
-        [after] = log.append([numbered(offset)], log.last_epoch)
-        assert isinstance(after, Appended)
-        assert after.append_timestamp_us == first.append_timestamp_us
-        log._roll()  # the last append is in the segment before
-    clock.advance(3_599)
+    for _ in range(2):
+        fill(log, 1)
+        log._roll()  # one in the segment from before, and one in a segment of its own
     clock.jump(86_400)
-    clock.advance(1)
-    directory.tidy()
+    clock.advance(3_600)
+    log.apply_retention()
     assert list(read_all(log)) == [0, 1, 2]
+    clock.advance(1)
+    directory.close()
+    again = LogDirectory(directory.path, clock=clock)
+    log = again.open_log(TOPIC_ID, 0, "t-0", topic(retention_ms=3_600_000), None)
+    log.apply_retention()
+    assert list(read_all(log)) == [], "no later either"
+    again.close()
 
 
 def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer(
