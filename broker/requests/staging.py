@@ -281,12 +281,10 @@ def abort(request: pb.AbortStagedRequest, host: Host) -> pb.AbortStagedReply:
 
 
 def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply:
-    """What is staged for the partitions that this broker leads, of all transactions or of one."""
+    """What is staged on this broker, of all transactions or of one."""
     wanted = producer_id_of(request.transactional_id) if request.transactional_id else None
     reply = pb.ListStagedReply()
     for partition in host.hosted.values():
-        if not partition.role.leads:
-            continue
         for staged in partition.staged.all():
             if wanted is not None and staged.producer_id != wanted:
                 continue
@@ -301,6 +299,7 @@ def list_staged(request: pb.ListStagedRequest, host: Host) -> pb.ListStagedReply
                 parts=staged.parts,
                 length=staged.length,
                 staged_us=staged.staged_us,
+                is_copy=not partition.role.leads,
             )
             if staged.prepared is not None:
                 added.transactional_id = staged.prepared.transactional_id

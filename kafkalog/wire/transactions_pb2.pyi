@@ -172,7 +172,7 @@ class ListStagedReply(_message.Message):
     def __init__(self, sets: _Optional[_Iterable[_Union[StagedSet, _Mapping]]] = ...) -> None: ...
 
 class StagedSet(_message.Message):
-    __slots__ = ("topic_id", "partition", "topic", "transactional_id", "producer_id", "batch_id", "commit_uuid", "version", "parts", "length", "staged_us")
+    __slots__ = ("topic_id", "partition", "topic", "transactional_id", "producer_id", "batch_id", "commit_uuid", "version", "parts", "length", "staged_us", "is_copy")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class StagedSet(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     STAGED_US_FIELD_NUMBER: _ClassVar[int]
+    IS_COPY_FIELD_NUMBER: _ClassVar[int]
     topic_id: bytes
     partition: int
     topic: str
@@ -195,7 +196,8 @@ class StagedSet(_message.Message):
     parts: int
     length: int
     staged_us: int
-    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ...) -> None: ...
+    is_copy: bool
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., transactional_id: _Optional[str] = ..., producer_id: _Optional[int] = ..., batch_id: _Optional[int] = ..., commit_uuid: _Optional[bytes] = ..., version: _Optional[int] = ..., parts: _Optional[int] = ..., length: _Optional[int] = ..., staged_us: _Optional[int] = ..., is_copy: _Optional[bool] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("transactional_id", "version", "batch_id", "commit_uuid", "run_id", "fingerprint", "done", "topics", "replaced_runs", "stays", "decided_us", "query_id", "forgotten", "writers", "applied", "unknown")

@@ -612,13 +612,16 @@ class TransactionCoordinator:
                 self._known.pop(decision.transactional_id, None)
 
     def staged(self, transactional_id: str = "") -> list[pb.StagedSet]:
-        """What is staged on all brokers, of all transactions or of one."""
+        """What is staged on all brokers, of all transactions or of one: each once, from its partition's leader if that
+        has it."""
         request = pb.ListStagedRequest(transactional_id=transactional_id)
-        return [
-            staged
-            for broker in self._cluster.describe().brokers
-            for staged in self._cluster.call("ListStaged", request, broker_id=broker.broker_id).sets
-        ]
+        found: dict[tuple[object, ...], pb.StagedSet] = {}
+        for broker in self._cluster.describe().brokers:
+            for staged in self._cluster.call("ListStaged", request, broker_id=broker.broker_id).sets:
+                key = *_identity(staged), staged.producer_id, staged.batch_id
+                if key not in found or not staged.is_copy:
+                    found[key] = staged
+        return list(found.values())
 
     def abort(self, transactional_id: str) -> tuple[list[pb.StagedSet], list[pb.StagedSet]]:
         """Give up sets that are prepared and not decided. First the version is raised, so that a writer has to prepare
@@ -657,7 +660,7 @@ class TransactionCoordinator:
             )
             _, leader = self._cluster.leader_of(place.label, place.topic_id)
             self._cluster.call("ForgetStaged", request, broker_id=leader.broker_id)
-        left = set(map(_identity, self.staged(transactional_id)))
+        left = {_identity(each) for each in self.staged(transactional_id) if not each.is_copy}
         now = self.decision(transactional_id)  # after that: a set may be gone because it was committed
         given_up, kept = [], []
         for each in undecided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import threading
@@ -25,6 +26,8 @@ from broker.storage.log import Log
 from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import FileSlice, Hint
 from kafkalog import errors
+from kafkalog.client.cluster import Cluster
+from kafkalog.client.transaction.coordinator import TransactionCoordinator
 from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
@@ -486,12 +489,17 @@ def with_an_acknowledged_part(brokers: Brokers) -> tuple[bytes, int, int]:
     return topic, next(number for number, each in brokers.items() if each is leader), length
 
 
-def test_what_is_staged_is_listed_once_not_with_each_copy(brokers: Brokers) -> None:
+def test_what_is_staged_is_counted_once_not_with_each_copy(brokers: Brokers) -> None:
     topic, _, length = with_an_acknowledged_part(brokers)
     waited_for(lambda: staged_on_each(brokers, topic) == [[(1, length)]] * 3)
     request = tpb.ListStagedRequest()
     listed = [each for broker in brokers.values() for each in broker.stub.ListStaged(request, timeout=30).sets]
-    assert [(each.topic, each.parts, each.length) for each in listed] == [("t", 1, length)]
+    assert [(each.topic, each.parts, each.length) for each in listed] == [("t", 1, length)] * 3
+    assert sorted(each.is_copy for each in listed) == [False, True, True]
+    addresses = [f"127.0.0.1:{broker.broker.grpc_port}" for broker in brokers.values()]
+    with contextlib.closing(Cluster(addresses)) as cluster:
+        [found] = TransactionCoordinator(cluster).staged()
+    assert not found.is_copy
 
 
 def staged_on_each(brokers: Brokers, topic: bytes) -> list[list[tuple[int, int]]]:
