@@ -197,7 +197,7 @@ class Staging:
         self._services = services
         self._disk = services.disk
         self._clock = services.clock
-        self._errors = DiskErrors(services.health, label)
+        self._errors = DiskErrors(services.health, label, folder)
         self._sync_task = FlushTask(label, self.sync)
         self._folder = folder / STAGING
         self._lock = threading.Lock()  # guards all below

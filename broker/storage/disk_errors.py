@@ -32,7 +32,7 @@ class DirectoryHealth:
         failed: the error that took the directory out of service; None while it is in service.
         on_failed: called once, with that error. The caller may hold a log's locks, so the work must be done in another
             thread.
-        on_doubt: called with a partition's label and an error when one of its files is missing. It must start a check
+        on_doubt: called with a partition's folder and an error when one of its files is missing. It must start a check
             in another thread, because the caller may hold a log's locks. If nobody removed the partition, the check
             must call `fail` with the error.
     """
@@ -41,7 +41,7 @@ class DirectoryHealth:
         self.path = path
         self.failed: StorageFailed | None = None
         self.on_failed: Callable[[StorageFailed], None] = lambda error: None
-        self.on_doubt: Callable[[str, StorageFailed], None] = lambda label, error: None
+        self.on_doubt: Callable[[Path, StorageFailed], None] = lambda folder, error: None
         self._clock = clock
         self._lock = threading.Lock()  # guards the attributes below, and `failed`; taken after all other locks
         self._full_at = float("-inf")
@@ -86,12 +86,14 @@ class DiskErrors:
     Args:
         health: of the data directory.
         label: the partition's name for errors and events.
+        folder: the partition's; the data directory itself by default. Another topic's has another name.
     """
 
-    def __init__(self, health: DirectoryHealth, label: str) -> None:
+    def __init__(self, health: DirectoryHealth, label: str, folder: Path | None = None) -> None:
         self.check = health.check
         self.health = health
         self.label = label
+        self._folder = health.path if folder is None else folder
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
         """Take the directory out of service, because the page cache may differ from the disk.
@@ -110,7 +112,7 @@ class DiskErrors:
         reason = f"{doing} for {self.label}: {getattr(error, 'strerror', None) or error}"
         failed = StorageFailed(directory=str(self.health.path), reason=reason)
         if isinstance(error, OSError) and is_missing(error):
-            self.health.on_doubt(self.label, failed)
+            self.health.on_doubt(self._folder, failed)
             raise Closed(what=f"log of {self.label}") from error
         self.health.fail(failed)
         raise failed from error

@@ -128,7 +128,7 @@ class Log:
         self.directory = folder
         self.on_flushed: Callable[[], None] = lambda: None
         self._services = services
-        self._errors = DiskErrors(services.health, label)
+        self._errors = DiskErrors(services.health, label, folder)
         self._disk = services.disk
         self._clock = services.clock
         self._lock = threading.Lock()  # guards the attributes below; the view is read without it
@@ -1382,12 +1382,14 @@ class Log:
         """
         decided = False
         try:
-            restored = self._restored_by(replacement)
+            saved, restored = self._restored_by(replacement)
             with self._saving():
                 with self._lock:
                     self._check_usable()
                     if self._number_of(replacement.old) is None:
                         return False
+                if any(offset < replacement.end_offset for offset in self._saved_offsets() - saved):
+                    _, restored = self._restored_by(replacement)  # a state was saved that is of an offset amid them
                 self._restore_producers(restored)
                 self._flush()  # a roll that is not synced renames its segment later
                 self._save_rolls()
@@ -1408,16 +1410,17 @@ class Log:
                 replacement.abandon()
         return True
 
-    def _restored_by(self, replacement: Replacement) -> list[BatchHeader]:
-        """What the producers' states may remember of the batches that a replacement brings back. Takes no lock, because
-        all their headers are read."""
+    def _restored_by(self, replacement: Replacement) -> tuple[set[int], list[BatchHeader]]:
+        """The offsets of the saved states, and what they and the present one may remember of the batches that a
+        replacement brings back. Needs no lock, because all their headers are read."""
+        saved = self._saved_offsets()
+        return saved, self._producers.memorable(replacement.restored(), saved)
+
+    def _saved_offsets(self) -> set[int]:
         try:
-            offsets = self._snapshots.offsets()
+            return set(self._snapshots.offsets())
         except OSError as error:
-            with self._lock:
-                self._check_usable()  # its folder may have been removed since it was closed
             self._errors.refuse(error, "looking up the producers' states")
-        return self._producers.memorable(replacement.restored(), offsets)
 
     def _restore_producers(self, restored: Sequence[BatchHeader]) -> None:
         """Record the batches that a replacement brings back: a start, or a truncation, that met their damage could not.

@@ -198,7 +198,7 @@ class LogDirectory:
         self._tidier: threading.Thread | None = None
         self._watermarks_saver: threading.Thread | None = None
         self._changed = threading.Condition()  # guards the attributes below; taken after any log's locks
-        self._doubted: set[str] = set()  # labels of logs for which a check runs
+        self._doubted: set[Path] = set()  # folders of logs for which a check runs
         self._stopping = False
         self._chores: deque[Callable[[], object]] = deque()  # calls for which no thread could be started
         if self._watch is not None:
@@ -623,14 +623,14 @@ class LogDirectory:
         """Whether a step lacked disk space in the last minute."""
         return self._health.is_full
 
-    def _doubt(self, label: str, error: StorageFailed) -> None:
+    def _doubt(self, folder: Path, error: StorageFailed) -> None:
         """Start a check for a partition's log of which a file was missing, in another thread. If the log's files are in
         place, the directory fails with the error."""
         with self._changed:
-            if label in self._doubted or self.failed is not None:
+            if folder in self._doubted or self.failed is not None:
                 return
-            self._doubted.add(label)
-        self._have_done(partial(self._settle_doubt, label, error), "log-missing")
+            self._doubted.add(folder)
+        self._have_done(partial(self._settle_doubt, folder, error), "log-missing")
 
     def _have_done(self, call: Callable[[], object], name: str) -> None:
         """Call a function in a new thread, because the caller may hold a log's locks. If no thread can be started, the
@@ -643,25 +643,25 @@ class LogDirectory:
                 self._chores.append(call)
                 self._changed.notify_all()
 
-    def _settle_doubt(self, label: str, error: StorageFailed) -> None:
+    def _settle_doubt(self, folder: Path, error: StorageFailed) -> None:
         try:
-            if not self._check_removed(label):
+            if not self._check_removed(folder):
                 self._wait_stopping(_REMOVAL_SECONDS)
-                if not self._check_removed(label):
+                if not self._check_removed(folder):
                     self._health.fail(error)
         except KafkalogError:  # the check failed
             self._health.fail(error)
         finally:
             with self._changed:
-                self._doubted.discard(label)
+                self._doubted.discard(folder)
 
-    def _check_removed(self, label: str) -> bool:
-        """Check for the logs of a label. Returns whether they, or the whole directory, were removed or closed. Removed
-        logs are lost from now on."""
+    def _check_removed(self, folder: Path) -> bool:
+        """Check for the log of a folder. Returns whether it, or the whole directory, was removed or closed. A removed
+        log is lost from now on."""
         with self._lock:
             if self._closed or not self._check_in_place():
                 return True
-            doubted = [(key, opened) for key, opened in self._logs.items() if opened.label == label]
+            doubted = [(key, opened) for key, opened in self._logs.items() if opened.directory == folder]
         return all(self._lose_if_gone(key, opened) for key, opened in doubted)
 
     def _check_in_place(self) -> bool:

@@ -15,10 +15,10 @@ from broker.storage.segment import Segment
 def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -> int:
     """The number of oldest segments to delete.
 
-    By time: segments whose latest append time is longer ago than retention.ms, including the last segment, and none
-    behind one that is kept: so what was appended while a clock was behind is not old before what came earlier. A
-    segment without a readable batch has the append time of the next one that has such a batch. By size: the oldest segments while the
-    partition is larger than retention.bytes, but never the last segment.
+    By time: segments whose latest append time is longer ago than retention.ms, including the last segment. None behind
+    one that is kept, so what was appended while a clock was behind is not old before what came earlier. A segment
+    without a readable batch has the append time of the next one that has such a batch. By size: the oldest segments
+    while the partition is larger than retention.bytes, but never the last segment.
     """
     old = 0
     if settings.retention_ms >= 0:

@@ -649,7 +649,7 @@ def test_a_state_with_a_higher_epoch_is_taken_over_by_an_open_log(broker: Runnin
     record = broker.record("t")
     registry.write_states(host.metadata.session, record, {0: replace(record.states[0], leader_epoch=3)})
     until(broker, lambda: host.metadata.topic("t").states[0].leader_epoch == 3)
-    assert host.leader_of(topic, 0).log.last_epoch == 3
+    until(broker, lambda: host.leader_of(topic, 0).log.last_epoch == 3)
 
 
 def test_a_partition_that_is_recovered_before_its_loss_was_seen_is_served(
