@@ -19,6 +19,7 @@ from broker.storage.segment import Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import (
     CorruptBatch,
+    DiskFull,
     FencedLeaderEpoch,
     KafkalogError,
     NotLeader,
@@ -252,21 +253,35 @@ class ReplicaFetcher:
             if not replica.following.take_producers(bytes(data), epoch):
                 raise ProtocolError(address=f"broker {self.leader_id}", reason="the state of the producers is damaged")
         else:
-            if news.length:
-                replica.following.append(data[: news.length], epoch)
-                self._hints[key] = Hint(news.slice.segment_base_offset, news.slice.position + news.length)
-            if news.names_staged:
-                replica.following.keep_only_staged(
-                    [StagedCopy(each.number, each.salt, each.size) for each in news.staged], epoch
-                )
-            start = news.length
-            for piece in news.pieces:
-                replica.following.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
-                start += piece.length
+            full = self._copy(key, replica, news, data)
             replica.following.watermark_is(news.high_watermark, news.log_start_offset, epoch)
+            if full is not None:
+                raise full
             if not data and not news.names_staged:
                 return
         self._name(key, self._throttle.pause(key, len(data), self._clock.monotonic()) if news.is_throttled else 0.0)
+
+    def _copy(self, key: Key, replica: Partition, news: pb.ReplicaNews, data: memoryview) -> DiskFull | None:
+        """Append and stage what has come. Returns the error if there is no room for it: what the leader has dropped is
+        dropped here nevertheless, and what it has deleted is deleted, because that may make room."""
+        epoch, full = news.leader_epoch, None
+        try:
+            if news.length:
+                replica.following.append(data[: news.length], epoch)
+                self._hints[key] = Hint(news.slice.segment_base_offset, news.slice.position + news.length)
+        except DiskFull as error:
+            full = error
+        if news.names_staged:
+            staged = [StagedCopy(each.number, each.salt, each.size) for each in news.staged]
+            replica.following.keep_only_staged(staged, epoch)
+        try:
+            start = news.length
+            for piece in () if full else news.pieces:
+                replica.following.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
+                start += piece.length
+        except DiskFull as error:
+            full = error
+        return full
 
     def _name(self, key: Key, after_seconds: float) -> None:
         """Name a partition's position in a request, after so long."""

@@ -1131,6 +1131,6 @@ class Staging:
     def close(self) -> None:
         """Does not wait for a sync that is under way: it shares the open files."""
         with self._lock:
-            self._closed = True
+            self._closed = self._errors.is_closed = True
             for file in self._files.values():
                 file.close()

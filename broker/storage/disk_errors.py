@@ -86,13 +86,17 @@ class DiskErrors:
     Args:
         health: of the data directory.
         label: the partition's name for errors and events.
-        folder: the partition's; the data directory itself by default. Another topic's has another name.
+        folder: the partition's; the data directory itself by default.
+
+    Attributes:
+        is_closed: its files may be removed now, and others stand in their place.
     """
 
     def __init__(self, health: DirectoryHealth, label: str, folder: Path | None = None) -> None:
         self.check = health.check
         self.health = health
         self.label = label
+        self.is_closed = False
         self._folder = health.path if folder is None else folder
 
     def fail(self, error: OSError | TruncateFailed, doing: str) -> NoReturn:
@@ -106,13 +110,14 @@ class DiskErrors:
             doing: the step that failed, for the error's text.
 
         Raises:
-            Closed: a file is missing, and the check has been started.
+            Closed: a file is missing, and the check has been started, unless this is closed.
             StorageFailed: in all other cases.
         """
         reason = f"{doing} for {self.label}: {getattr(error, 'strerror', None) or error}"
         failed = StorageFailed(directory=str(self.health.path), reason=reason)
         if isinstance(error, OSError) and is_missing(error):
-            self.health.on_doubt(self._folder, failed)
+            if not self.is_closed:
+                self.health.on_doubt(self._folder, failed)
             raise Closed(what=f"log of {self.label}") from error
         self.health.fail(failed)
         raise failed from error

@@ -975,7 +975,16 @@ class Log:
             while self._deleted:
                 self._unlink_oldest()  # frees space
             self._save_producers_before(offset)
-        self._delete_before(offset)
+        try:
+            self._delete_before(offset)
+        except DiskFull:
+            whole = self._segment_of(offset).base_offset
+            if whole in (offset, self._segments[0].base_offset):
+                raise
+            self._delete_before(whole)
+            while self._deleted:
+                self._unlink_oldest()  # frees space
+            self._delete_before(offset)
 
     @property
     def _knows_producers(self) -> bool:
@@ -1520,7 +1529,7 @@ class Log:
         finally:
             with self._save_lock, self._flush_lock, self._lock:
                 if not self._closed:
-                    self._closed = self.reader.closed = True
+                    self._closed = self._errors.is_closed = self.reader.closed = True
                     self._flusher.cancel(self._flush_task)
                     for segment in self._segments:
                         segment.close()

@@ -17,13 +17,13 @@ def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -
 
     By time: segments whose latest append time is longer ago than retention.ms, including the last segment. None behind
     one that is kept, so what was appended while a clock was behind is not old before what came earlier. A segment
-    without a readable batch has the append time of the next one that has such a batch. By size: the oldest segments
-    while the partition is larger than retention.bytes, but never the last segment.
+    without a readable batch, or with a time after now, which is wrong, has that of the next one without that. By size:
+    the oldest segments while the partition is larger than retention.bytes, but never the last segment.
     """
     old = 0
     if settings.retention_ms >= 0:
         horizon_us = now_us - settings.retention_ms * 1000
-        while old < len(segments) and 0 <= _last_append_us(segments[old:]) < horizon_us:
+        while old < len(segments) and 0 <= _last_append_us(segments[old:], now_us) < horizon_us:
             old += 1
     if settings.retention_bytes >= 0:
         size = sum(segment.size for segment in segments[old:])
@@ -33,6 +33,9 @@ def expired(segments: Sequence[Segment], settings: TopicSettings, now_us: int) -
     return old
 
 
-def _last_append_us(segments: Sequence[Segment]) -> int:
-    """The latest append time of the first segment that has a readable batch; -1 if no segment has one."""
-    return next((segment.last_append_us for segment in segments if segment.last_append_us >= 0), -1)
+def _last_append_us(segments: Sequence[Segment], now_us: int) -> int:
+    """The latest append time of the first segment; -1 if it is not known."""
+    first = segments[0]
+    found = next((segment.last_append_us for segment in segments if 0 <= segment.last_append_us <= now_us), -1)
+    # A later one may be of a clock that was behind.
+    return max(found, first.first_append_us) if found >= 0 and first.first_append_us <= now_us else found

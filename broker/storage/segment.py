@@ -425,9 +425,9 @@ class Segment:
         copy.max_timestamp_us = copy.index.max_before_us[-1]
         copy.recover(position, offset, offset, places(copy.index, damaged, position) | {(position, offset)})
         copy.damaged = united([*damaged, *copy.damaged])
-        if copy.last_append_us >= 0:
+        if copy.size:
             copy.first_append_us = self.first_append_us
-            copy.last_append_us = max(copy.last_append_us, copy.first_append_us)
+            copy.last_append_us = self.last_append_us  # perhaps of what is cut; that of the rest is not known
         return copy
 
     # --- reading -------------------------------------------------------------------------------------------------

@@ -717,6 +717,8 @@ def _seconds_awake_or_not() -> float:
 
 
 def _is_undecided(staged: pb.StagedSet, decision: Decision) -> bool:
+    if staged.is_copy and decision.done and staged.batch_id <= decision.batch_id:
+        return False  # a follower has not dropped it yet
     return bool(staged.commit_uuid) and (decision.batch_id == NO_BATCH or staged.commit_uuid != decision.commit_uuid)
 
 

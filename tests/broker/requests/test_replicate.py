@@ -19,11 +19,13 @@ from broker.requests.replicate import ReplicaSession
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.errors import DiskFull
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from kafkalog.zk.registry import BrokerRecord, PartitionState
 from tests.broker.replica.test_staged_writes import batch
 from tests.broker.requests.hosted import TOPIC_ID, Hosted
+from tests.broker.storage.batches import numbered
 
 
 class Leading(Hosted):
@@ -201,6 +203,28 @@ def fetching(metadata: Metadata, replica: Partition) -> ReplicaFetcher:
     fetcher = ReplicaFetcher(2, 0, "here", metadata, SYSTEM_CLOCK, Throttle(), lambda *_: None)
     fetcher.follow((TOPIC_ID, replica.number), replica)
     return fetcher
+
+
+def test_a_follower_without_room_for_records_deletes_what_its_leader_has_deleted(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that makes room."""
+    replica = host.partitions[0]
+    replica.append_as_leader([numbered(number) for number in range(5)])
+    replica.role.follow(2, 5)
+    fetcher = fetching(Metadata(host), replica)
+    kept: list[Any] = []
+
+    def full(*_: object) -> None:
+        raise DiskFull(directory="/data")
+
+    monkeypatch.setattr(replica.log, "append_stamped", full)
+    monkeypatch.setattr(replica.following, "keep_only_staged", lambda copies, epoch: kept.append(copies))
+    news = pb.ReplicaNews(length=1, leader_epoch=5, log_start_offset=3, high_watermark=5, names_staged=True)
+    news.pieces.add(number=1)
+    with pytest.raises(DiskFull):
+        fetcher._take_news((TOPIC_ID, 0), replica, news, memoryview(b"x"))
+    assert (replica.start_offset, kept) == (3, [[]])
 
 
 def registered(directory: str, epoch: int) -> dict[int, BrokerRecord]:

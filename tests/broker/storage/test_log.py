@@ -807,6 +807,39 @@ def test_a_wall_clock_that_steps_back_makes_no_record_old(directory: LogDirector
     again.close()
 
 
+def test_the_latest_time_of_a_segment_outlives_a_truncation(directory: LogDirectory, clock: ManualClock) -> None:
+    log = open_log(directory, topic(index_interval_bytes=64))
+    fill(log, 3)
+    clock.advance(3_600)
+    fill(log, 2)
+    latest = clock.now_us()
+    clock.jump(-86_400)
+    fill(log, 2)
+    log.truncate_to(6)
+    assert [segment.last_append_us for segment in log.view.segments] == [latest]
+
+
+def test_a_deletion_to_amid_a_segment_begins_with_whole_ones_on_a_disk_without_room(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(directory)
+    for offset in range(12):
+        log.append([numbered(offset, size=1000)], log.last_epoch)
+    log.flush()
+    first, second, *_ = [segment.path for segment in log.view.segments]
+    real = directory.disk.rename
+
+    def rename(old: Path, new: Path) -> None:
+        if first.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(old, new)
+
+    monkeypatch.setattr(directory.disk, "rename", rename)
+    amid = log.view.bases[1] + 1
+    assert log.delete_before(amid) == amid
+    assert not first.exists() and second.exists()
+
+
 def test_a_wall_clock_that_jumps_ahead_deletes_no_record_and_forgets_no_producer(
     directory: LogDirectory, clock: ManualClock
 ) -> None:

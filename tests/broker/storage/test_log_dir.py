@@ -753,12 +753,13 @@ def stage_more(partition: Partition) -> None:
     prepared(partition)
 
 
-def test_a_late_error_of_a_deleted_log_is_no_fault_of_the_topic_that_was_made_anew(tmp_path: Path) -> None:
-    """Both logs have the partition's name: the files of the new one are in place, so the disk was blamed."""
+@pytest.mark.parametrize("topic_id", [bytes(range(1, 17)), TOPIC_ID], ids=["another topic", "moved away and back"])
+def test_a_late_error_of_a_deleted_log_is_no_fault_of_the_one_in_its_place(tmp_path: Path, topic_id: bytes) -> None:
+    """Its files are in place, so the disk was blamed."""
     directory = LogDirectory(tmp_path)
     old = directory.open_log(TOPIC_ID, 0, "t-0", topic(), 0)
     directory.remove_log(TOPIC_ID, 0)
-    new = directory.open_log(bytes(range(1, 17)), 0, "t-0", topic(), 0)
+    new = directory.open_log(topic_id, 0, "t-0", topic(), 0)
     with pytest.raises(Closed):  # as of a thread that was amid a repair
         old._errors.refuse(FileNotFoundError(errno.ENOENT, "missing", str(old.directory)), "reading a segment")
     waited_for(lambda: not directory._doubted)

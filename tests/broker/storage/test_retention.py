@@ -31,6 +31,11 @@ def segment(size: int, last_append_seconds_ago: float | None) -> Segment:
         ([None, 5], 0),
         ([30, None], 1),  # the last one is empty
         ([None], 0),
+        ([-60, 20, 5], 2),  # a time to come is wrong: it goes with the next
+        ([-60, -60, 20, -60, 5], 3),
+        ([-60, 5], 0),
+        ([-60], 0),
+        ([20, -60], 1),
     ],
 )
 def test_segments_appended_to_last_too_long_ago_are_old(ages: list[float | None], old: int) -> None:

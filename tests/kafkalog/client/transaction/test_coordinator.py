@@ -868,6 +868,17 @@ def test_a_version_that_is_raised_amid_a_commit_makes_it_prepare_again(
     assert read(cluster.bootstrap_servers, topic) == expected(rows(0))
 
 
+@pytest.mark.parametrize(
+    ("batch_id", "is_copy", "is_undecided"), [(5, True, False), (5, False, True), (8, True, True), (8, False, True)]
+)
+def test_a_copy_of_what_is_done_that_a_follower_has_not_dropped_is_not_undecided(
+    batch_id: int, is_copy: bool, is_undecided: bool
+) -> None:
+    decision = Decision("q", 1, 7, UUID, "run 1", done=True)
+    staged = pb.StagedSet(commit_uuid=b"c" * 16, batch_id=batch_id, is_copy=is_copy)
+    assert transactions._is_undecided(staged, decision) is is_undecided
+
+
 def test_what_is_prepared_and_undecided_is_aborted_for_good(
     start_query: StartQuery, cluster: LocalCluster, topic: str
 ) -> None:
