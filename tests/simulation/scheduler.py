@@ -30,7 +30,7 @@ from unittest import mock
 from kafkalog.clock import Clock
 
 Call = Callable[[], object]
-_CLIENTS = ("kafkalog.client", "kafkalog.aio")  # other tests may have left some that run
+_REAL = ("kafkalog.client", "kafkalog.aio", "broker.announce")  # other tests may have left some that run
 _START_US = 1_700_000_000_000_000
 
 
@@ -414,7 +414,7 @@ class _Thread:
 
 @contextmanager
 def threads(scheduler: Scheduler) -> Iterator[None]:
-    """Within the `with` block the modules of broker and kafkalog, but for clients, use simulated threads, and ids that
+    """Within the `with` block the modules of broker and kafkalog, but for some, use simulated threads, and ids that
     follow from the seed. What they make must be used within the block."""
     simulated = SimpleNamespace(
         Lock=lambda: Lock(scheduler),
@@ -432,7 +432,7 @@ def threads(scheduler: Scheduler) -> Iterator[None]:
 
     with ExitStack() as patches:
         for name, module in list(sys.modules.items()):
-            if name.startswith(("broker.", "kafkalog.")) and not name.startswith(_CLIENTS):
+            if name.startswith(("broker.", "kafkalog.")) and not name.startswith(_REAL):
                 for attribute, real, ours in (("threading", threading, simulated), ("queue", queue, queues)):
                     if getattr(module, attribute, None) is real:
                         patches.enter_context(mock.patch.object(module, attribute, ours))
