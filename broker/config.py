@@ -94,7 +94,7 @@ class BrokerSettings(Settings, what="broker", elsewhere=_ELSEWHERE):
         "Replicas of each partition of a topic that is created without a number.")
     max_partitions_per_topic = Setting(int, 10_000, between(1, _PARTITIONS_MAX),
         "A topic with more partitions is refused. At most 40000: a topic is one znode, and ZooKeeper takes 1 MB.")
-    max_connections = Setting(int, 1000, at_least(1), "Data port connections at the same time. A further one gets an error and is closed. Other brokers, which come to copy, are let in.")
+    max_connections = Setting(int, 1000, at_least(1), "Data port connections at the same time. A further one gets an error and is closed. Other brokers, which come to copy, may have a few more.")
     request_max_bytes = Setting(int, 32 * _MIB, between(1024, 1 << 30), "Largest request body. A larger one is refused.")
     queued_max_request_bytes = Setting(int, 64 * _MIB, at_least(1024),
         "Request bytes in memory over all connections. When they are used up, connections wait before they read more.")

@@ -1439,7 +1439,9 @@ class Log:
         for number in range(0, len(restored), _RESTORED_AT_ONCE):
             with self._lock:
                 self._producers.restore(restored[number : number + _RESTORED_AT_ONCE])
-            time.sleep(0)  # else an append that waits for the lock does not get it
+            # Not a wait: it lets other threads run. A released lock goes to whoever runs, and this thread would take it
+            # again before an append that waits for it runs: one waited for all pieces, 0.9 s with 25,000 batches.
+            time.sleep(0)
 
     def _replaced(self, replacement: Replacement) -> None:
         """`replace` after the decision."""

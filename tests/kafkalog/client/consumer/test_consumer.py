@@ -276,6 +276,14 @@ def grouped(cluster: LocalCluster, filled: TopicPartition) -> Iterator[Consumer]
         yield connected
 
 
+def begin_to_read(consumer: Consumer, partition: TopicPartition, is_subscribed: bool) -> None:
+    """From its first record, as a member of the group or by itself."""
+    if is_subscribed:
+        consumer.subscribe(partition.topic)
+    else:
+        consumer.assign({partition: 0})
+
+
 def commit_elsewhere(consumer: Consumer) -> None:
     """As a timer's thread would, or one that takes the partition away."""
     elsewhere = threading.Thread(target=consumer.commit)
@@ -291,10 +299,7 @@ def test_an_offset_by_number_is_committed_with_a_leader_epoch_only_where_the_con
     message has its own."""
     group = filled.topic
     with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
-        if is_subscribed:
-            consumer.subscribe(filled.topic)
-        else:
-            consumer.assign({filled: 0})
+        begin_to_read(consumer, filled, is_subscribed)
 
         def committed(done: Any) -> tuple[int, bool]:
             consumer.commit(done)
@@ -905,10 +910,7 @@ def test_messages_of_a_topic_that_was_created_again_are_left_out_of_a_commit(
     """Their offsets are beyond what was read of the new topic, and were committed for it."""
     group = filled.topic
     with Consumer(cluster.bootstrap_servers, group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
-        if is_subscribed:
-            consumer.subscribe(filled.topic)
-        else:
-            consumer.assign({filled: 0})
+        begin_to_read(consumer, filled, is_subscribed)
         old = list(consumer.messages(max_messages=50, timeout=30))
         make_anew(cluster, admin, filled.topic, 5)
         if not is_subscribed:
