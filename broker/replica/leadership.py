@@ -235,20 +235,23 @@ class Leadership:
             live: the registration of each live broker. A dead follower stays as far as it had come. One whose directory
                 is not the registered one does not join.
         """
-        for follower in self._followers.values():
-            if follower.end_offset >= leader_end:
-                follower.reached_at = follower.pulse.at
-                follower.caught_up_at = max(follower.caught_up_at, follower.pulse.at)
         since = now - lag_seconds
-        joining = [
-            Joining(broker_id, follower.pulse.registration, directory)
-            for (broker_id, directory), follower in sorted(self._followers.items())
-            if broker_id in self.replicas
-            and (registered := live.get(broker_id)) is not None
-            and (registered.epoch, registered.directory) == (follower.pulse.registration, directory)
-            and follower.pulse.at >= since
-            and self._may_join(broker_id, follower)
-        ]
+        joining = []
+        for (broker_id, directory), follower in self._followers.items():
+            pulse = follower.pulse
+            if follower.end_offset >= leader_end:
+                follower.reached_at = pulse.at
+                follower.caught_up_at = max(follower.caught_up_at, pulse.at)
+            if (
+                broker_id not in self.state.isr  # first: nearly always they all are, and a broker leads thousands
+                and broker_id in self.replicas
+                and (registered := live.get(broker_id)) is not None
+                and (registered.epoch, registered.directory) == (pulse.registration, directory)
+                and pulse.at >= since
+                and self._may_join(broker_id, follower)
+            ):
+                joining.append(Joining(broker_id, pulse.registration, directory))
+        joining.sort(key=lambda each: (each.broker_id, each.directory))
         return joining, [member[0] for member in self._members() if self._caught_up_at(member) < since]
 
     def holds_no_ack(self, broker_id: int) -> bool:

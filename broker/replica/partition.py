@@ -236,10 +236,11 @@ class Partition:
             raise OffsetOutOfRange(
                 offset=offset, partition=self.label, start_offset=start_offset, end_offset=end_offset
             )
-        with self.role.hosted():
-            start_offset = self.log.delete_before(end_offset if offset == -1 else offset)
-        self.replica_waiters.wake()
-        return start_offset
+        try:
+            with self.role.hosted():
+                return self.log.delete_before(end_offset if offset == -1 else offset)
+        finally:  # also after one that was refused half way
+            self.replica_waiters.wake()
 
     def end_for_readers(self) -> int:
         """The readable end, for who asks for the latest offset.

@@ -366,8 +366,9 @@ class Role:
             if leadership is None or self.is_closed:
                 return None
             joining, leaving = leadership.changes(now, lag_seconds, self._log.end_offset, live)
-            wanted = Wanted(leadership.state, joining, leaving, bool(leadership.joining))
-            return wanted if any(wanted[1:]) else None
+            if not joining and not leaving and not leadership.joining:
+                return None
+            return Wanted(leadership.state, joining, leaving, bool(leadership.joining))
 
     def _adopt(self, leadership: Leadership, state: PartitionState) -> None:
         """Role lock held."""

@@ -36,7 +36,7 @@ log = get_logger(__name__)
 _FIRST_ROUND_SECONDS = 60.0
 """After the start, when other work waits."""
 _IDLE_SECONDS = 60.0
-_PAUSE_SECONDS_MIN = 0.01
+_PAUSE_SECONDS_MIN = 0.1
 """After each piece of a round, however small: a broker may have thousands of small logs."""
 _AGAIN_SECONDS, _AGAIN_SECONDS_MAX = 60.0, 3600.0
 _CONNECT_TIMEOUT_MS = 3_000
@@ -215,7 +215,6 @@ class Scrubber:
             return
         try:
             partition.log.check_files()
-            yield 0
             for segment in partition.log.view.segments[:-1]:
                 before = segment.damaged
                 yield from partition.log.check(segment)

@@ -178,8 +178,8 @@ class StagedWrites:
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget parts of some writes that are not prepared, and not renewed since a time; returns how many. A follower
         forgets what its leader has forgotten."""
-        if not self._role.leads:
-            return 0
+        if not self._role.leads or not self._staging.may_expire(writes, before):
+            return 0  # and the followers are not woken
         with self._as_leader():
             return self._staging.expire(writes, before)
 

@@ -889,17 +889,24 @@ class Staging:
     def expire(self, writes: Collection[Write], before: float) -> int:
         """Forget the unprepared parts of some writes, except those renewed since a time; returns how many. Removes also
         a file of which nothing was needed since that time."""
-        if not self._files:
-            return 0
         count = 0
         if writes:
             count = self._forget_parts(lambda part: part.renewed < before and part.write in writes)
         with self._lock:
-            active = self._active
-            if active is not None and not active.live and self._written < before:
+            if self._is_idle(before):
                 self._active = None
                 self._remove_dead()
         return count
+
+    def may_expire(self, writes: Collection[Write], before: float) -> bool:
+        """Whether `expire` may have anything to do. Takes no lock: nearly always there is nothing, and a broker asks
+        thousands of partitions every few seconds."""
+        return bool(self._files) and (bool(writes) or self._is_idle(before))
+
+    def _is_idle(self, before: float) -> bool:
+        """Whether nothing is needed of the active file, nor was since a time."""
+        active = self._active
+        return active is not None and not active.live and self._written < before
 
     def _forget_parts(self, which: Callable[[Part], bool]) -> int:
         with self._lock:

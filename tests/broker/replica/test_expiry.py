@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,3 +116,18 @@ def test_decisions_are_forgotten_for_a_second_in_a_look_and_the_rest_in_the_next
     clock.advance(100)
     expiry.forget_decisions()
     assert steps == [0, 1, 2, 0, 1]
+
+
+def test_followers_are_woken_only_for_what_is_forgotten(hosted: Any, clock: ManualClock, expiry: Expiry) -> None:
+    """They would look at each of a thousand idle partitions every few seconds."""
+    _, written = hosted.partitions
+    written.staged.stage(b"%016d" % 0, [batch(0)])
+    woken: list[int] = []
+    for partition in hosted.partitions:
+        partition.replica_waiters.register(partial(woken.append, partition.number))
+    expiry.forget_parts()
+    assert not woken
+    clock.advance(2)
+    expiry.forget_parts()
+    assert woken == [written.number]
+    assert not written.staged.all()

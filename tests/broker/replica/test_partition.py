@@ -20,6 +20,7 @@ from broker.storage.log import Appended, Log
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import (
+    DiskFull,
     FencedLeaderEpoch,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -376,6 +377,24 @@ def test_followers_are_woken_by_a_deletion(partition: Partition) -> None:
     partition.append_as_leader([checked(a_batch())])
     partition.replica_waiters.register(woken.set)
     partition.delete_before(1)
+    assert woken.is_set()
+
+
+def test_followers_are_woken_by_a_deletion_that_is_refused_half_way(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = threading.Event()
+    partition.append_as_leader([checked(a_batch())])
+    partition.replica_waiters.register(woken.set)
+    delete = partition.log.delete_before
+
+    def delete_and_fail(offset: int) -> int:
+        delete(offset)
+        raise DiskFull(directory="/data")
+
+    monkeypatch.setattr(partition.log, "delete_before", delete_and_fail)
+    with pytest.raises(DiskFull):
+        partition.delete_before(1)
     assert woken.is_set()
 
 
