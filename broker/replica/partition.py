@@ -51,7 +51,7 @@ class Partition:
         following: what it does to its log for a leader.
         staged: what it keeps beside its log.
         waiters: who waits for an append, a flush, the high watermark or the close.
-        replica_waiters: which followers wait for an append or a change of the role.
+        replica_waiters: which followers wait for an append, a deletion or a change of the role.
 
     Raises:
         StorageFailed, FileRefused, DiskFull: the staged data cannot be opened.
@@ -98,6 +98,7 @@ class Partition:
             log, self._staging, self._applier, self.role, self.waiters, self.replica_waiters, self._ack_of_replicas
         )
         log.on_flushed = self._flushed
+        log.on_moved = self.replica_waiters.wake
 
     # --- what requests do ----------------------------------------------------------------------------------------
 
@@ -236,11 +237,8 @@ class Partition:
             raise OffsetOutOfRange(
                 offset=offset, partition=self.label, start_offset=start_offset, end_offset=end_offset
             )
-        try:
-            with self.role.hosted():
-                return self.log.delete_before(end_offset if offset == -1 else offset)
-        finally:  # also after one that was refused half way
-            self.replica_waiters.wake()
+        with self.role.hosted():
+            return self.log.delete_before(end_offset if offset == -1 else offset)
 
     def end_for_readers(self) -> int:
         """The readable end, for who asks for the latest offset.

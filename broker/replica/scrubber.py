@@ -36,8 +36,10 @@ log = get_logger(__name__)
 _FIRST_ROUND_SECONDS = 60.0
 """After the start, when other work waits."""
 _IDLE_SECONDS = 60.0
-_PAUSE_SECONDS_MIN = 0.1
-"""After each piece of a round, however small: a broker may have thousands of small logs."""
+_PAUSE_SECONDS_MIN = 0.01
+"""After each piece of a round, however small: a broker may have thousands of small segments."""
+_LOG_SECONDS_MIN = 0.1
+"""After the last piece of a log: a broker may have thousands with nothing to read."""
 _AGAIN_SECONDS, _AGAIN_SECONDS_MAX = 60.0, 3600.0
 _CONNECT_TIMEOUT_MS = 3_000
 _REQUEST_TIMEOUT_MS = 10_000
@@ -182,7 +184,8 @@ class Scrubber:
             return max(0.0, min(wait, self._next_round_at - now))
         read = next(self._work, None)
         if read is None:
-            self._work, read = None, 0
+            self._work = None
+            return _LOG_SECONDS_MIN
         self.checked_bytes += read
         return max(_PAUSE_SECONDS_MIN, read / self._bytes_per_second)
 

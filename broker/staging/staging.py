@@ -904,7 +904,7 @@ class Staging:
         return bool(self._files) and (bool(writes) or self._is_idle(before))
 
     def _is_idle(self, before: float) -> bool:
-        """Whether nothing is needed of the active file, nor was since a time."""
+        """Whether nothing is needed of the active file, nor was since a time. Without the lock: a moment ago."""
         active = self._active
         return active is not None and not active.live and self._written < before
 

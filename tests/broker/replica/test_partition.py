@@ -386,15 +386,24 @@ def test_followers_are_woken_by_a_deletion_that_is_refused_half_way(
     woken = threading.Event()
     partition.append_as_leader([checked(a_batch())])
     partition.replica_waiters.register(woken.set)
-    delete = partition.log.delete_before
 
-    def delete_and_fail(offset: int) -> int:
-        delete(offset)
+    def refused() -> None:
         raise DiskFull(directory="/data")
 
-    monkeypatch.setattr(partition.log, "delete_before", delete_and_fail)
+    monkeypatch.setattr(partition.log, "_unlink_soon", refused)
     with pytest.raises(DiskFull):
         partition.delete_before(1)
+    assert woken.is_set()
+
+
+def test_followers_are_woken_by_retention(partition: Partition) -> None:
+    woken = threading.Event()
+    partition.update_settings(TopicSettings.parse({"retention.bytes": 6000, "segment.bytes": 4096}))
+    for _ in range(2):
+        partition.append_as_leader([checked(a_batch([bytes(4000)]))])
+    partition.replica_waiters.register(woken.set)
+    assert partition.log.apply_retention() == 1
+    assert partition.start_offset == 1
     assert woken.is_set()
 
 

@@ -29,6 +29,7 @@ from kafkalog import errors
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.transaction.coordinator import TransactionCoordinator
 from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.format.batch import Batch
 from kafkalog.wire import broker_pb2 as bpb
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import transactions_pb2 as tpb
@@ -561,6 +562,29 @@ def emptied_and_leading(
     assert replica(brokers[1 - old], topic).start_offset == deleted_to
     brokers.pop(old).stop(clean=False)
     return leader_of(brokers, topic)
+
+
+def test_followers_copy_a_batch_while_it_is_applied(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An apply may take minutes; followers that got nothing of it meanwhile would leave the in-sync set."""
+    monkeypatch.setattr("broker.staging.part._PIECE_BYTES", 1)
+    topic = new_topic(brokers[0], min_insync_replicas=2)
+    leader = replica(leader_of(brokers, topic), topic)
+    waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
+    prepared = write(leader, 0, [batch(number) for number in range(3)])
+    ack = leader.staged.prepare(prepared)  # once more
+    assert ack is not None
+    waited_for(ack.is_kept)  # by all: what they ask for from here on comes of the apply
+    leadership, append = leader.role.leadership, leader.log.append_decided
+    assert leadership is not None
+    before = leadership.state
+
+    def slowly(batches: Sequence[Batch], leader_epoch: int) -> None:
+        append(batches, leader_epoch)
+        waited_for(lambda: all(replica(each, topic).end_offset == leader.end_offset for each in brokers.values()))
+
+    monkeypatch.setattr(leader.log, "append_decided", slowly)
+    assert apply(leader, prepared) == 3
+    assert leadership.state is before, "one left the set"
 
 
 @pytest.mark.parametrize("deleted_to", [6, 10])

@@ -79,6 +79,22 @@ def scrub(broker: RunningBroker) -> None:
     assert (clock.monotonic() - 61) * host.settings.scrub_bytes_per_second >= scrubber.checked_bytes > 0
 
 
+def test_a_round_is_as_fast_as_it_may_read_and_rests_after_each_log(start_broker: StartBroker) -> None:
+    broker = start_broker(scrub_bytes_per_second=1 << 30)
+    topic = new_topic(broker, replicas=1, segment_bytes=4096)
+    leader_of({0: broker}, topic)
+    fill(broker, topic)
+    clock = ManualClock()
+    scrubber = Scrubber(broker.broker.host, broker.broker.host._directory, clock)
+    clock.advance(61)
+    pauses = []
+    while (pause := scrubber.step()) < 30:
+        pauses.append(pause)
+    assert pauses.count(0.1) == 1 + len(broker.broker.host.hosted), "of the directory, and of each log"
+    assert len(pauses) >= 2 + len(segments(broker, topic))
+    assert {*pauses} == {0.1, 0.01}
+
+
 def known(broker: RunningBroker) -> list[tuple[int, int, str]]:
     status = broker.stub.DescribeBroker(bpb.DescribeBrokerRequest(), timeout=30)
     return [(each.start_offset, each.end_offset, each.reason) for each in status.damaged]
