@@ -25,7 +25,7 @@ locks of log and staging. `_lock` guards what is hidden; it comes after the log'
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -38,6 +38,9 @@ from kafkalog.format.producer_ids import producer_id_of
 
 _WAIT_SECONDS = 30.0
 _SYNC_BYTES = 64 << 20
+_WAKE_BYTES = 256 << 10
+"""After so much of a batch followers are woken: it may take minutes, and they would leave the in-sync set for having
+nothing of it. Not for each piece, which may be as small as a task's part."""
 
 
 TransactionalBatch = tuple[int, int]
@@ -66,17 +69,21 @@ class Applied(NamedTuple):
 class Applier:
     """Applies and drops the prepared sets of one partition. Thread-safe.
 
+    Args:
+        wake_followers: called amid an apply, when there is more to copy.
+
     Attributes:
         applied_bytes: appended since the start; each wait for a sync adds one, because it is progress too.
         hidden: from which offset on readers see nothing. Each change makes a new object: if a reader finds the same
             object before and after it takes a view of the log, both are of the same moment.
     """
 
-    def __init__(self, log: Log, staging: Staging) -> None:
+    def __init__(self, log: Log, staging: Staging, wake_followers: Callable[[], object]) -> None:
         self.applied_bytes = 0
         self.hidden = Hidden(None)
         self._log = log
         self._staging = staging
+        self._wake_followers = wake_followers
         self._applying = threading.Lock()
         self._settling = threading.Lock()  # guards _epoch
         self._epoch = -1  # the leader epoch that this replica leads; -1: none
@@ -227,6 +234,7 @@ class Applier:
             return progress is not None and progress.has(part, number)
 
         count = unsynced = behind = 0
+        unsaid = _WAKE_BYTES  # the first append is said
         try:
             self._staging.check(prepared.commit_uuid, is_there, again=False)
             # With progress it continues, as after a restart or a full disk.
@@ -241,6 +249,10 @@ class Applier:
                 size = sum(header.length for header, _ in batches)
                 self.applied_bytes += size
                 unsynced += size
+                unsaid += size
+                if unsaid >= _WAKE_BYTES or unsynced >= _SYNC_BYTES:
+                    self._wake_followers()
+                    unsaid = 0
                 if unsynced >= _SYNC_BYTES:  # else all would be synced at the end, with no progress to report meanwhile
                     behind = self._synced_to(prepared.producer_id, behind, leader_epoch)
                     unsynced = 0

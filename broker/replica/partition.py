@@ -81,7 +81,7 @@ class Partition:
         if log.flushed_offset < log.end_offset:
             log.flush()  # only the previous Partition knew which batches were hidden until their sync
         self._staging = Staging(directory.services, log.directory, log.label)
-        self._applier = Applier(log, self._staging)
+        self._applier = Applier(log, self._staging, self.replica_waiters.wake)
         self.role = Role(
             self.label,
             broker_id,
@@ -98,7 +98,7 @@ class Partition:
             log, self._staging, self._applier, self.role, self.waiters, self.replica_waiters, self._ack_of_replicas
         )
         log.on_flushed = self._flushed
-        log.on_moved = self.replica_waiters.wake
+        log.on_deleted = self.replica_waiters.wake
 
     # --- what requests do ----------------------------------------------------------------------------------------
 

@@ -108,8 +108,9 @@ class Scrubber:
             connection.shut_down()
         if self._thread.is_alive():
             self._thread.join()
-        for asked in self._asked.values():
-            asked.done.set()
+        with self._changed:
+            for asked in self._asked.values():
+                asked.done.set()
 
     def met_damage(self, partition: Partition, offset: int) -> None:
         """A read has met damage, or a follower has got damaged bytes: have it repaired, unless that failed lately.
@@ -159,7 +160,7 @@ class Scrubber:
 
     def _is_asked(self) -> bool:
         now = self._clock.monotonic()
-        return any(asked.due <= now for asked in self._asked.values())
+        return self._host.failed is None and any(asked.due <= now for asked in self._asked.values())
 
     def step(self) -> float:
         """Do a bounded piece of the work that is due. Returns the seconds until the next piece is."""

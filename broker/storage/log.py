@@ -14,7 +14,7 @@ Threads:
 - `_flush_lock` is taken before `_lock`. It lets one flush run at a time.
 - `_save_lock` is taken before `_flush_lock`. Indexes and states are saved, and segments deleted, under it.
 - `on_flushed` is called with none of them held. It takes the locks of the partition, which are taken before all of
-  these: the partition truncates its log while its role must not change. `on_moved` takes none of either.
+  these: the partition truncates its log while its role must not change. `on_deleted` takes none of either.
 - Reads take no lock. They use an immutable `View`, which is replaced as a whole after the bytes that it describes are
   written.
 
@@ -108,8 +108,8 @@ class Log:
         reader: reads the log. It has the view, which is replaced as a whole after each change.
         on_flushed: called without arguments after each flush, and when the directory failed. It may be called on any
             thread. The caller holds no lock of the log.
-        on_moved: called without arguments when the log's end has moved by batches of a decided transaction, or its
-            start has: whoever copies the log looks again. The caller may hold locks of the log and the partition.
+        on_deleted: called without arguments after records were deleted: whoever copies the log looks again. The caller
+            may hold locks of the log and the partition.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Log:
         self.label = label
         self.directory = folder
         self.on_flushed: Callable[[], None] = lambda: None
-        self.on_moved: Callable[[], None] = lambda: None
+        self.on_deleted: Callable[[], None] = lambda: None
         self._services = services
         self._errors = DiskErrors(services.health, label, folder)
         self._disk = services.disk
@@ -541,7 +541,6 @@ class Log:
             self._write(list(batches), sum(header.length for header, _ in batches), [])
             if self._active.size - self._flushed_position >= _FLUSH_AHEAD_DECIDED:
                 self._ask_flush()
-        self.on_moved()
 
     def append_stamped(self, data: memoryview, leader_epoch: int) -> int:
         """Append record batches as they stand in the leader's log. Segments roll by this log's own settings. Producers
@@ -1028,7 +1027,7 @@ class Log:
             self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old not in old]
             self._epochs.start_at(offset)
             self._publish()
-        self.on_moved()
+        self.on_deleted()
         self._deleted += old
         while self._deleted and not written:
             self._unlink_oldest(durable=True)

@@ -564,9 +564,11 @@ def emptied_and_leading(
     return leader_of(brokers, topic)
 
 
-def test_followers_copy_a_batch_while_it_is_applied(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_copy_a_batch_while_it_is_applied(start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """An apply may take minutes; followers that got nothing of it meanwhile would leave the in-sync set."""
     monkeypatch.setattr("broker.staging.part._PIECE_BYTES", 1)
+    monkeypatch.setattr("broker.replica.applier._WAKE_BYTES", 1)
+    brokers = {number: start_broker(number) for number in range(3)}
     topic = new_topic(brokers[0], min_insync_replicas=2)
     leader = replica(leader_of(brokers, topic), topic)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2))
@@ -579,8 +581,8 @@ def test_followers_copy_a_batch_while_it_is_applied(brokers: Brokers, monkeypatc
     before = leadership.state
 
     def slowly(batches: Sequence[Batch], leader_epoch: int) -> None:
-        append(batches, leader_epoch)
         waited_for(lambda: all(replica(each, topic).end_offset == leader.end_offset for each in brokers.values()))
+        append(batches, leader_epoch)
 
     monkeypatch.setattr(leader.log, "append_decided", slowly)
     assert apply(leader, prepared) == 3

@@ -278,6 +278,18 @@ def test_a_replica_is_told_that_it_is_a_broker_that_comes_to_copy() -> None:
             reading.result(30)
 
 
+def test_a_scrubber_of_a_directory_out_of_service_rests_though_something_is_asked_of_it() -> None:
+    settings = SimpleNamespace(scrub_bytes_per_second=1, scrub_interval_ms=1)
+    host: Any = SimpleNamespace(failed=None, settings=settings, hosted={})
+    scrubber = Scrubber(host, cast(Any, None), ManualClock())
+    with scrubber._changed:
+        scrubber._ask((b"t" * 16, 0))
+    assert scrubber._is_asked()
+    host.failed = CorruptBatch
+    assert scrubber.step() == 60
+    assert not scrubber._is_asked(), "it would be woken again at once"
+
+
 def test_a_broker_stops_at_once_while_it_scrubs(start_broker: StartBroker) -> None:
     broker = start_broker(scrub_bytes_per_second=1)
     topic = new_topic(broker, replicas=1, segment_bytes=4096)
