@@ -1,4 +1,5 @@
-"""Producer: records a second through `send` at batches of 50 and of 1, and rows a second through `send_arrow`."""
+"""Producer: records a second through `send` at batches of 50 and of 1, through `send_many` in lists of 50, and rows a
+second through `send_arrow`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
     rows = pa.record_batch([pa.array(values, pa.binary())], names=["value"])
     at_fifty, at_one, as_arrow = (max(1000, int(n * scale)) for n in (1_000_000, 100_000, 5_000_000))
-    counts = {"send, batches of 50": at_fifty, "send, batches of 1": at_one, "send_arrow": as_arrow}
+    counts = {
+        "send, batches of 50": at_fifty,
+        "send_many, batches of 50": at_fifty,
+        "send, batches of 1": at_one,
+        "send_arrow": as_arrow,
+    }
+    fifties = [values[start : start + 50] for start in range(0, len(values), 50)]
     with LocalCluster(brokers=1) as cluster, Admin(cluster.bootstrap_servers) as admin:
 
         def send(batch_records: int) -> None:
@@ -34,6 +41,13 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                         send_one(TOPIC, value)
                 producer.flush()
 
+        def send_many() -> None:
+            with Producer(cluster.bootstrap_servers, acks=1, batch_records=50) as producer:
+                for start in range(0, at_fifty, len(values)):
+                    for fifty in fifties[: -(-(at_fifty - start) // 50)]:
+                        producer.send_many(TOPIC, fifty)
+                producer.flush()
+
         def send_arrow() -> None:
             with Producer(cluster.bootstrap_servers, acks=1) as producer:
                 deliveries = [producer.send_arrow(TOPIC, rows) for _ in range(0, as_arrow, len(values))]
@@ -43,6 +57,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         times = interleaved(
             {
                 "send, batches of 50": lambda: send(50),
+                "send_many, batches of 50": send_many,
                 "send, batches of 1": lambda: send(1),
                 "send_arrow": send_arrow,
                 "calls alone": lambda: _calls_alone(values, at_fifty),

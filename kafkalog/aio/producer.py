@@ -165,6 +165,23 @@ class Producer:
         """
         return await (await self.send(topic, value, key, partition, timestamp_us, headers))
 
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | None],
+        keys: Iterable[bytes | None] | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_us: int | None = None,
+    ) -> list[tuple[TopicPartition, int, int]]:
+        """Send records, as `kafkalog.Producer.send_many`, and wait for all acks.
+
+        Returns:
+            (partition, first offset, records) of every run; the offset is -1 with acks=0.
+        """
+        send = partial(self._producer.send_many, topic, values, keys, partition=partition, timestamp_us=timestamp_us)
+        return await in_thread(lambda: send().result())
+
     async def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
     ) -> list[tuple[TopicPartition, int, int]]:

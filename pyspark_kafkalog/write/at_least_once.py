@@ -20,7 +20,7 @@ from pyspark_kafkalog.write.options import SinkOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.client.producer.delivery import TableDelivery
+    from kafkalog.client.producer.delivery import ManyDelivery
     from kafkalog.client.producer.producer import Producer
 
 _producers: dict[Key, Producer] = {}
@@ -39,7 +39,7 @@ def write_rows(
     producer = _producers.pop(key, None) or new_producer(options)
     try:
         producer.look_up_again()  # a topic may have been created again since the last task
-        unacknowledged: deque[TableDelivery] = deque()
+        unacknowledged: deque[ManyDelivery] = deque()
         for batch in batches:
             for topic, records in batches_by_topic(batch, columns, options.topic):
                 unacknowledged.append(producer.send_arrow(topic, records))

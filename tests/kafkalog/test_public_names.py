@@ -7,10 +7,10 @@ import pytest
 import kafkalog
 from kafkalog import aio
 from kafkalog.client.consumer.consumer import MessageStream
-from kafkalog.client.producer.delivery import Delivery, TableDelivery
+from kafkalog.client.producer.delivery import Delivery, ManyDelivery
 
 PUBLIC = {
-    "Producer": "close flush look_up_again send send_arrow",
+    "Producer": "close flush look_up_again send send_arrow send_many",
     "Consumer": "arrow_batches assign assignment awaited close commit committed consume failures messages pause paused "
     "poll position resume seek streams subscribe unassign unsubscribe",
     "Admin": "alter_topic cancel_reassignments close commit committed create_topic delete_group delete_records "
@@ -26,7 +26,7 @@ PUBLIC = {
 
 
 AIO = {
-    "Producer": "close flush send send_and_wait send_arrow",
+    "Producer": "close flush send send_and_wait send_arrow send_many",
     "Consumer": "arrow_batches assign assignment close commit committed consume failures pause paused poll position "
     "resume seek subscribe unassign unsubscribe",
     "Delivery": "done",
@@ -58,7 +58,7 @@ def test_every_class_for_asyncio_is_named_here() -> None:
 
 def test_what_is_handed_out_shows_what_is_public_and_nothing_else() -> None:
     assert public_names(Delivery) == ["done", "exception", "result"]
-    assert public_names(TableDelivery) == ["done", "exception", "result"]
+    assert public_names(ManyDelivery) == ["done", "exception", "result"]
     assert public_names(MessageStream) == ["messages"]
 
 

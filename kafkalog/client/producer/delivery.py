@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kafkalog.client.producer.accumulator import Accumulator
 from kafkalog.client.producer.queue import Batch
@@ -44,20 +45,34 @@ class Delivery:
         return f"<Delivery of record {self._index} of a batch to {self._batch.queue.topic_partition}>"
 
 
-class TableDelivery:
-    """The outcomes of a table's rows."""
+class Run(NamedTuple):
+    """Records that were put into one batch, in order.
 
-    __slots__ = ("_batches",)
+    Attributes:
+        first: the place in the batch of the first one.
+        records: how many.
+    """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
+    batch: Batch
+    first: int
+    records: int
+
+
+class ManyDelivery:
+    """The outcomes of the records of one call: a table's rows, or a list."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
 
     def done(self) -> bool:
         """Whether all of them were acknowledged or have failed."""
-        return all(batch.done for batch in self._batches)
+        return all(run.batch.done for run in self._runs)
 
     def result(self, timeout: float | None = None) -> list[tuple[TopicPartition, int, int]]:
-        """Wait for all acks and return (partition, first offset, rows) of every batch; the offset is -1 with acks=0.
+        """Wait for all acks and return (partition, first offset, records) of every run of records that follow each
+        other in a partition; the offset is -1 with acks=0.
 
         Raises:
             RequestTimedOut: not all were acknowledged within `timeout` seconds.
@@ -66,12 +81,12 @@ class TableDelivery:
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return [(batch.queue.topic_partition, batch.base_offset, batch.count) for batch in self._batches]
+        return [(batch.queue.topic_partition, batch.offset_of(first), records) for batch, first, records in self._runs]
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why some could not be delivered, None if all were. Waits as `result` does."""
-        _wait(self._batches, timeout)
-        return next((batch.error for batch in self._batches if batch.error is not None), None)
+        _wait([run.batch for run in self._runs], timeout)
+        return next((run.batch.error for run in self._runs if run.batch.error is not None), None)
 
 
 def _wait(batches: Sequence[Batch], timeout: float | None) -> None:

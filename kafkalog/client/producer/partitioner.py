@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fastcrc.crc32 import iscsi as crc32c
 
+from kafkalog.client.config import Partitioner
+from kafkalog.errors import InvalidArgument
+
 NO_KEY = -1
 """Stands for the partition of a null key."""
 
@@ -33,6 +36,14 @@ def random_turn(partitions: int) -> int:
 def partition_for_key(key: bytes, partitions: int) -> int:
     """The partition of one key."""
     return crc32c(key) % partitions
+
+
+def chosen_partition(partitioner: Partitioner, key: bytes | None, partitions: int) -> int:
+    """The partition by a function of the user's. Raises InvalidArgument if there is none of that number."""
+    partition = partitioner(key, partitions)
+    if not isinstance(partition, int) or not 0 <= partition < partitions:
+        raise InvalidArgument(reason=f"the partitioner returned {partition!r}, not a number from 0 to {partitions - 1}")
+    return partition
 
 
 def partitions_for_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.client.cluster import LOOK_SECONDS
@@ -114,6 +115,22 @@ class Batch:
         if self.headers is not None:
             self.headers.append(headers)
 
+    def add_records(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, timestamp_us: int
+    ) -> None:
+        """Add records with one timestamp, none with headers."""
+        index, count = len(self.values), len(values)
+        self.timestamps_us.extend(repeat(timestamp_us, count))
+        if keys is not None or self.is_mixed:
+            self.is_mixed = True
+            if keys is not None and self.keys is None:
+                self.keys = [None] * index
+            if self.keys is not None:
+                self.keys.extend(keys if keys is not None else repeat(None, count))
+            if self.headers is not None:
+                self.headers.extend(repeat(None, count))
+        self.values.extend(values)  # last, as in `Producer.send`
+
     def add_callback(self, index: int, on_delivery: OnDelivery) -> None:
         if self.callbacks is None:
             self.callbacks = []
@@ -128,11 +145,13 @@ class Batch:
         if self.callbacks is not None:
             self.callbacks = [each for each in self.callbacks if each[0] < count] or None
 
+    def offset_of(self, index: int) -> int:
+        """The offset of its record at an index; -1: it is not known, as with acks=0."""
+        return self.base_offset + index if self.base_offset >= 0 else -1
+
     def metadata(self, index: int) -> RecordMetadata:
         """The place in the log of its record at an index."""
-        offset = self.base_offset + index if self.base_offset >= 0 else -1
-        partition = self.queue.topic_partition
-        return RecordMetadata(*partition, offset, self.timestamps_us[index])
+        return RecordMetadata(*self.queue.topic_partition, self.offset_of(index), self.timestamps_us[index])
 
 
 Failed = list[tuple[Batch, KafkalogError]]

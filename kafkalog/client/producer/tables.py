@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafkalog.client.config import Partitioner
-from kafkalog.client.producer.partitioner import NO_KEY, partitions_for_keys
+from kafkalog.client.producer.partitioner import NO_KEY, chosen_partition, partitions_for_keys
 from kafkalog.config import nearest_hint
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
 from kafkalog.format.batch import HEADER_SIZE
@@ -218,12 +218,7 @@ def _take_turns(numbers: npt.NDArray[np.int32], next_turn: Callable[[], int], ro
 def _partitioned(key: pa.Array | None, count: int, partitions: int, partitioner: Partitioner) -> npt.NDArray[np.int32]:
     """The partition of each key by the user's function; only this works row by row."""
     keys = [None] * count if key is None else key.to_pylist()
-    numbers = [partitioner(each, partitions) for each in keys]
-    for number in numbers:
-        if not isinstance(number, int) or not 0 <= number < partitions:
-            raise InvalidArgument(
-                reason=f"the partitioner returned {number!r}, not a number from 0 to {partitions - 1}"
-            )
+    numbers = [chosen_partition(partitioner, each, partitions) for each in keys]
     return np.array(numbers, np.int32)
 
 

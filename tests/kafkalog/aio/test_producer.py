@@ -91,6 +91,17 @@ def test_many_tasks_that_wait_for_their_acks_share_batches(cluster: LocalCluster
     assert values_in(cluster, made) == list(range(500))
 
 
+def test_lists_are_sent(cluster: LocalCluster, made: str) -> None:
+    async def main() -> None:
+        async with aio.Producer(cluster.bootstrap_servers, buffer_memory=20_000) as producer:
+            sent = [b"%d" % number for number in range(5000)]
+            placed = await producer.send_many(made, sent, partition=0)
+            assert sum(records for _, _, records in placed) == 5000
+
+    asyncio.run(main())
+    assert values_in(cluster, made) == list(range(5000))
+
+
 def test_tables_are_sent(cluster: LocalCluster, made: str) -> None:
     async def main() -> None:
         async with aio.Producer(cluster.bootstrap_servers, buffer_memory=20_000) as producer:

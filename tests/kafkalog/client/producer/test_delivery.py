@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kafkalog.client.producer.accumulator import Accumulator
-from kafkalog.client.producer.delivery import Delivery, TableDelivery
+from kafkalog.client.producer.delivery import Delivery, ManyDelivery, Run
 from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.errors import DiskFull, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.records import RecordMetadata, TopicPartition
@@ -60,6 +60,10 @@ def delivery_of(batch: Batch, index: int) -> Delivery:
     delivery = Delivery()
     delivery._batch, delivery._index = batch, index
     return delivery
+
+
+def of_batches(batches: Sequence[Batch]) -> ManyDelivery:
+    return ManyDelivery([Run(batch, 0, batch.count) for batch in batches])
 
 
 def waited_for(wait: Callable[[], object], batches: Sequence[Batch], then: Callable[[], None]) -> object:
@@ -127,7 +131,7 @@ def test_what_is_waited_for_lingers_no_longer(is_open: bool) -> None:
 def test_a_wait_ends_with_its_time_and_may_be_begun_again() -> None:
     sending = Sending()
     batch = sending.batch(7)
-    for ask in (delivery_of(batch, 0).result, delivery_of(batch, 0).exception, TableDelivery([batch]).result):
+    for ask in (delivery_of(batch, 0).result, delivery_of(batch, 0).exception, of_batches([batch]).result):
         with pytest.raises(RequestTimedOut, match="a delivery at here:1 did not finish within 1 ms"):
             ask(0.001)
     assert not batch.done
@@ -152,9 +156,10 @@ def test_a_record_says_which_it_is() -> None:
 def test_a_table_is_delivered_when_all_its_batches_are() -> None:
     sending = Sending()
     batches = [sending.batch(7), sending.batch(8), sending.batch(9)]
-    table = TableDelivery(batches)
     for number, batch in enumerate(batches):
         batch.count = number + 1
+    table = of_batches(batches)
+    for number, batch in enumerate(batches):
         assert not table.done()
         sending.finish(batch, 10 * number)
     assert table.done()
@@ -163,14 +168,14 @@ def test_a_table_is_delivered_when_all_its_batches_are() -> None:
 
 
 def test_a_table_without_rows_is_delivered() -> None:
-    table = TableDelivery([])
+    table = ManyDelivery([])
     assert (table.done(), table.exception(), table.result()) == (True, None, [])
 
 
 def test_of_a_table_the_first_batch_that_failed_says_why_and_all_are_waited_for() -> None:
     sending = Sending()
     good, bad, worse = batches = [sending.batch(7), sending.batch(8), sending.batch(9)]
-    table = TableDelivery(batches)
+    table = of_batches(batches)
     sending.finish(worse, error=FAILED_TOO)
     sending.finish(bad, error=FAILED)
     with pytest.raises(RequestTimedOut):
@@ -185,7 +190,7 @@ def test_of_a_table_every_batch_that_lingers_is_hurried_and_whoever_asks_is_told
     sending = Sending()
     batches = [sending.batch(7, is_open=True), sending.batch(8), sending.batch(9, is_open=True)]
     with pytest.raises(RequestTimedOut):
-        TableDelivery(batches).result(0)
+        of_batches(batches).result(0)
     assert sending.hurried == [0, 2]
     for batch in batches:
         sending.finish(batch, error=FAILED)
@@ -202,5 +207,5 @@ def test_the_batch_that_comes_last_is_waited_for_first() -> None:
         for batch in batches:
             sending.finish(batch, 1)
 
-    waited_for(TableDelivery(batches).result, batches, finish)
+    waited_for(of_batches(batches).result, batches, finish)
     assert [batch.awaited for batch in batches] == [False, False, True]

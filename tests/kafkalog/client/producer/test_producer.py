@@ -166,6 +166,124 @@ def test_a_batch_is_closed_by_its_size(cluster: LocalCluster, made: str) -> None
     assert told == list(range(15))
 
 
+def test_lists_and_records_keep_the_order_in_which_they_were_sent(cluster: LocalCluster, made: str) -> None:
+    numbers = count()
+
+    def some(many: int) -> list[bytes | None]:
+        return [b"%d" % next(numbers) for _ in range(many)]
+
+    with Producer(cluster.bootstrap_servers, batch_records=10, batch_size=400, linger_ms=60_000) as producer:
+        for many in (1, 3, 10, 25, 2, 0, 40):
+            producer.send_many(made, some(many), partition=1)
+            producer.send(made, some(1)[0], partition=1)
+            producer.send_arrow(made, pa.table({"value": some(2)}), partition=1)
+    sent = next(numbers)
+    assert values(read(cluster, made, sent)[1]) == [b"%d" % number for number in range(sent)]
+
+
+def test_a_list_has_one_timestamp_and_its_delivery_says_where_each_run_is(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=4) as producer:
+        producer.send(made, b"first", partition=0)
+        sent = producer.send_many(made, (b"%d" % number for number in range(9)), partition=0, timestamp_us=7)
+        assert sent.result(30) == [(TopicPartition(made, 0), first, many) for first, many in ((1, 3), (4, 4), (8, 2))]
+        assert sent.done()
+        assert sent.exception() is None
+        empty = producer.send_many(made, [])
+        assert (empty.done(), empty.result()) == (True, [])
+    assert [message.timestamp_us for message in read(cluster, made, 10)[0]][1:] == [7] * 9
+
+
+@pytest.mark.parametrize("many", [50, 5000])
+def test_a_lists_keys_choose_the_partition_and_keep_their_order(cluster: LocalCluster, made: str, many: int) -> None:
+    keys = [None if number % 5 == 0 else b"" if number % 5 == 1 else b"%d" % (number % 19) for number in range(many)]
+    sent = [None if number % 7 == 0 else b"%d" % number for number in range(many)]
+    with Producer(cluster.bootstrap_servers, batch_records=40) as producer:
+        producer.send(made, b"", b"", headers={"a": b"1"})  # into a batch with headers too
+        producer.send_many(made, sent, keys)
+    found = read(cluster, made, many + 1)
+    for key in {*keys} - {None}:
+        assert key is not None
+        mine = [message for message in found[partition_for_key(key, PARTITIONS)] if message.key == key]
+        assert values(mine)[key == b"" :] == [value for value, of in zip(sent, keys, strict=True) if of == key]
+        assert not any(message.headers for message in mine[key == b"" :])
+    unkeyed = [message.value for messages in found.values() for message in messages if message.key is None]
+    assert sorted(map(repr, unkeyed)) == sorted(repr(sent[number]) for number in range(0, many, 5))
+
+
+def test_a_partition_function_decides_for_lists(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, partitioner=lambda key, count: 0 if key is None else key[0]) as producer:
+        producer.send_many(made, [b"0", b"1", b"2"], [b"\x02", None, b"\x02"])
+        producer.send_many(made, [b"3", b"4"])
+        with pytest.raises(InvalidArgument, match="the partitioner returned 3, not a number from 0 to 2"):
+            producer.send_many(made, [b"5", b"6"], [b"\x00", b"\x03"])
+    found = read(cluster, made, 5)
+    assert [values(messages) for messages in found.values()] == [[b"1", b"3", b"4"], [], [b"0", b"2"]]
+
+
+@pytest.mark.parametrize("a_call", [1, 4, 10, 35, 90])
+def test_lists_for_any_partition_go_in_turn_a_batch_each(cluster: LocalCluster, made: str, a_call: int) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
+        for start in range(0, 90, a_call):
+            producer.send_many(made, [b"%d" % number for number in range(start, min(90, start + a_call))])
+    found = read(cluster, made, 90)
+    assert [len(messages) for messages in found.values()] == [30, 30, 30]
+    for messages in found.values():
+        for start in range(0, 30, 10):
+            batch = [int(message.value or b"") for message in messages[start : start + 10]]
+            assert batch == list(range(batch[0], batch[0] + 10))
+
+
+def test_a_list_larger_than_a_batch_or_than_the_buffer_is_cut(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_size=10_000, buffer_memory=30_000) as producer:
+        runs = producer.send_many(made, [b"x" * 1000] * 100, partition=0).result(30)
+        assert [first for _, first, _ in runs] == [
+            sum(each for *_, each in runs[:number]) for number in range(len(runs))
+        ]
+        assert {many for *_, many in runs[:-1]} == {8}, "each batch is filled"
+        assert producer._accumulator.buffered == 0
+    assert len(read(cluster, made, 100)[0]) == 100
+
+
+@pytest.mark.parametrize("bad", [b"x" * 10_000, b"x" * 9_900])
+def test_of_a_list_with_a_record_that_fits_in_no_message_nothing_is_sent(
+    cluster: LocalCluster, admin: Admin, topic: str, bad: bytes
+) -> None:
+    admin.create_topic(topic, partitions=1, config={"max.message.bytes": 10_000})
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(RecordTooLarge, match="is larger than its max"):
+            producer.send_many(topic, [b"good", bad, b"good"])
+        producer.send_many(topic, [b"y" * size for size in range(9000, 9600, 100)], [None, b"k"] * 3).result(30)
+    read(cluster, topic, 6)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ({"values": b"abc"}, "values is bytes, not a list of bytes"),
+        ({"values": 5}, "values is int, not a list of bytes"),
+        ({"values": ["text"]}, "one of the values is str, not bytes: encode it"),
+        ({"values": [b""], "keys": [1]}, "one of the keys is int, not bytes"),
+        ({"values": [b"", b""], "keys": [b""]}, "there are 2 values and 1 keys"),
+        ({"values": [b""], "timestamp_us": 1.5}, "timestamp_us=1.5 is not a whole number of microseconds"),
+        ({"values": [b""], "partition": "0"}, "partition is '0', not a number"),
+    ],
+)
+def test_send_many_refuses_a_wrong_argument(
+    cluster: LocalCluster, made: str, arguments: dict[str, Any], sentence: str
+) -> None:
+    with Producer(cluster.bootstrap_servers) as producer:
+        with pytest.raises(InvalidArgument) as raised:
+            producer.send_many(made, **arguments)
+        assert sentence in str(raised.value)
+        with pytest.raises(UnknownPartition):
+            producer.send_many(made, [b""], partition=3)
+        buffers: Any = [bytearray(b"fine"), memoryview(b"too")]
+        producer.send_many(made, buffers)
+    assert sum(map(len, read(cluster, made, 2).values())) == 2
+    with pytest.raises(Closed):
+        producer.send_many(made, [b""])
+
+
 def test_tables_arrive_as_they_are(cluster: LocalCluster, made: str) -> None:
     count = 30_000
     table = pa.table(
@@ -365,7 +483,10 @@ def test_a_callback_may_send_but_not_wait(cluster: LocalCluster, made: str) -> N
 
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
-OURS = [f"client/producer/{name}.py" for name in ("mutex", "producer", "queue", "accumulator", "sender", "delivery")]
+OURS = [
+    f"client/producer/{name}.py"
+    for name in ("mutex", "producer", "queue", "accumulator", "sender", "delivery", "lists")
+]
 
 
 def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[int, Any]) -> Callable[[], object]:
@@ -387,8 +508,12 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
         placed[number] = producer.send(topic, b"%d" % number, timestamp_us=number)
         placed[number].result(30)
 
+    def send_many() -> None:
+        placed[number] = producer.send_many(topic, [b"%d" % number], [b"k"], timestamp_us=number)
+
     acts = {
         "send": send,
+        "send_many": send_many,
         "send with everything": lambda: send(key=b"k", headers={"h": b"1"}, on_delivery=tell),
         "send_arrow": send_table,
         "flush": lambda: (send(), producer.flush(30)),
@@ -398,7 +523,7 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
-@pytest.mark.parametrize("act", ["send", "send with everything", "send_arrow", "flush", "result"])
+@pytest.mark.parametrize("act", ["send", "send with everything", "send_many", "send_arrow", "flush", "result"])
 def test_an_interrupt_anywhere_leaves_the_producer_whole(
     cluster: LocalCluster, admin: Admin, topic: str, act: str
 ) -> None:
