@@ -222,8 +222,8 @@ class Producer:
                 route = self._route_with(topic, partition)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
-        elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
-            raise _no_timestamp(timestamp_us)
+        else:
+            _check_timestamp(timestamp_us)
         if on_delivery is not None and not callable(on_delivery):
             raise InvalidArgument(reason=f"on_delivery is {on_delivery!r}, not a function of (error, metadata)")
         delivery = Delivery()
@@ -298,8 +298,8 @@ class Producer:
             route = self._route_with(topic, partition)
         if timestamp_us is None:
             timestamp_us = time_ns() // 1000
-        elif timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
-            raise _no_timestamp(timestamp_us)
+        else:
+            _check_timestamp(timestamp_us)
         given = lists.checked("values", values, _as_bytes)
         given_keys = None if keys is None else lists.checked("keys", keys, _as_bytes)
         if given_keys is not None and len(given_keys) != len(given):
@@ -786,8 +786,9 @@ def _bytes_of(data: Sequence[bytes | None]) -> int:
         return sum(len(each) for each in data if each is not None)
 
 
-def _no_timestamp(timestamp_us: object) -> InvalidArgument:
-    return InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
+def _check_timestamp(timestamp_us: int) -> None:
+    if timestamp_us.__class__ is not int or not -_TIMESTAMP_MAX <= timestamp_us <= _TIMESTAMP_MAX:
+        raise InvalidArgument(reason=f"timestamp_us={timestamp_us!r} is not a whole number of microseconds")
 
 
 def _as_bytes(what: str, data: object) -> bytes:

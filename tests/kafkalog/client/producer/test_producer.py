@@ -137,16 +137,20 @@ def test_a_partition_function_decides(cluster: LocalCluster, made: str) -> None:
     assert values(found[2]) == [b"2", b"5", b"given"]
 
 
-def test_records_for_any_partition_go_in_turn_a_batch_each(cluster: LocalCluster, made: str) -> None:
-    with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
-        for number in range(90):
-            producer.send(made, b"%d" % number)
-    found = read(cluster, made, 90)
+def check_turns(found: dict[int, list[Message]]) -> None:
+    """Each partition has three batches of ten numbers that follow each other."""
     assert [len(messages) for messages in found.values()] == [30, 30, 30]
     for messages in found.values():
         for start in range(0, 30, 10):
             batch = [int(message.value or b"") for message in messages[start : start + 10]]
             assert batch == list(range(batch[0], batch[0] + 10))
+
+
+def test_records_for_any_partition_go_in_turn_a_batch_each(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
+        for number in range(90):
+            producer.send(made, b"%d" % number)
+    check_turns(read(cluster, made, 90))
 
 
 def test_a_batch_is_closed_by_its_size(cluster: LocalCluster, made: str) -> None:
@@ -225,12 +229,7 @@ def test_lists_for_any_partition_go_in_turn_a_batch_each(cluster: LocalCluster, 
     with Producer(cluster.bootstrap_servers, batch_records=10, linger_ms=60_000) as producer:
         for start in range(0, 90, a_call):
             producer.send_many(made, [b"%d" % number for number in range(start, min(90, start + a_call))])
-    found = read(cluster, made, 90)
-    assert [len(messages) for messages in found.values()] == [30, 30, 30]
-    for messages in found.values():
-        for start in range(0, 30, 10):
-            batch = [int(message.value or b"") for message in messages[start : start + 10]]
-            assert batch == list(range(batch[0], batch[0] + 10))
+    check_turns(read(cluster, made, 90))
 
 
 def test_a_list_larger_than_a_batch_or_than_the_buffer_is_cut(cluster: LocalCluster, made: str) -> None:
