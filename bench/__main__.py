@@ -29,6 +29,7 @@ BENCHMARKS = (
     "kafka",
     "kafka_replicated",
     "confluent",
+    "paper",
 )
 
 

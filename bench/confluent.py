@@ -5,13 +5,11 @@ own; its first record is not counted, so neither is the join. Each record's valu
 with its defaults, by which it stops fetching for a second whenever 100,000 records lie ready, and `tuned`, with room
 for all of them.
 
-Needs Kafka's jars, and confluent-kafka, which is no dependency of the project's: without them there are no figures but
-a sentence that says so.
+Needs Kafka's jars: without them there are no figures but a sentence that says so.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +17,13 @@ from itertools import count
 from operator import attrgetter, methodcaller
 from typing import Any
 
+import confluent_kafka
 import pyarrow as pa
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
-from bench.kafka_server import SERVER, SERVER_VERSION, KafkaServer, jars
-from bench.measure import NotAvailable, by_turns, rate, ratio
+from bench.measure import by_turns, rate, ratio
+from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer
 
@@ -41,15 +42,10 @@ _groups = count()
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
-    try:
-        theirs = importlib.import_module("confluent_kafka")
-        theirs_admin = importlib.import_module("confluent_kafka.admin")
-    except ImportError:
-        raise NotAvailable("confluent-kafka is not installed here: pip install confluent-kafka") from None
     records = max(40_000, int(1_000_000 * scale)) // BATCH * BATCH
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     with (
-        KafkaServer(jars(SERVER, 300.0 if scale >= 0.1 else 45.0), {}) as kafka,
+        KafkaServer(kafka_jars(SERVER, 300.0 if scale >= 0.1 else 45.0), {}) as kafka,
         LocalCluster(brokers=1) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
     ):
@@ -59,10 +55,12 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             for sent in range(0, records, BATCH):
                 producer.send_arrow(TOPIC, rows, partition=sent // BATCH % PARTITIONS)
             producer.flush()
-        kafka_admin = theirs_admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        for made in kafka_admin.create_topics([theirs_admin.NewTopic(TOPIC, PARTITIONS, 1)]).values():
+        kafka_admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for made in kafka_admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
             made.result()
-        _fill(theirs.Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20}), values, records)
+        _fill(
+            confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20}), values, records
+        )
 
         def ours(read: Read) -> float:
             with Consumer(cluster.bootstrap_servers, group=f"g{next(_groups)}", auto_offset_reset="earliest") as reader:
@@ -71,7 +69,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
         def of_confluent(read: Read, settings: Mapping[str, object]) -> float:
             group = {"group.id": f"g{next(_groups)}", "auto.offset.reset": "earliest"}
-            reader = theirs.Consumer({"bootstrap.servers": kafka.bootstrap_servers, **group, **settings})
+            reader = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap_servers, **group, **settings})
             try:
                 reader.subscribe([TOPIC])
                 return read(reader, records, methodcaller("value"))
@@ -99,7 +97,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             "record_bytes": RECORD_BYTES,
             "seconds": [round(each, 4) for each in taken],
             "kafka": SERVER_VERSION,
-            "confluent_kafka": theirs.__version__,
+            "confluent_kafka": confluent_kafka.__version__,
         }
 
 

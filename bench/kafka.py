@@ -17,8 +17,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.kafka_server import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, jars
 from bench.measure import fresh_topic, interleaved, looked_for, rate, ratio
+from bench.peers.kafka import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from bench.spark_read import to_noop
 from bench.spark_session import RUNS, WARMUPS, spark_session
 from bench.spark_write import DELIVERIES
@@ -47,7 +47,7 @@ BROKER = {"num.partitions": PARTITIONS, "log.segment.delete.delay.ms": 1000}
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     patience = patience_seconds(scale)
-    server_jars, connector_jars = jars(SERVER, patience), jars(CONNECTOR, patience)
+    server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, BROKER) as kafka,
         LocalCluster() as cluster,

@@ -1,20 +1,19 @@
 """Apache Kafka beside kafkalog, both with three brokers on this machine, each partition on all of them,
 min.insync.replicas=2 and acks=all: what Spark writes, and what a producer sends in batches of 50.
 
-Everything else is as in `kafka`. The producer's peer is librdkafka, by `confluent-kafka`, which is no dependency of the
-project's: it is left out where that is not installed.
+Everything else is as in `kafka`. The producer's peer is librdkafka, by `confluent-kafka`.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
-from typing import Any
+
+import confluent_kafka
 
 from bench.kafka import BROKER, PARTITIONS, PRODUCER, RECORD_BYTES, KafkaTopics, patience_seconds, written
-from bench.kafka_server import CONNECTOR, SERVER, SERVER_VERSION, KafkaServer, jars
 from bench.measure import fresh_topic, interleaved, rate, ratio
+from bench.peers.kafka import CONNECTOR, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from bench.spark_session import spark_session
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
@@ -26,7 +25,7 @@ BATCH_RECORDS = 50
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     patience = patience_seconds(scale)
-    server_jars, connector_jars = jars(SERVER, patience), jars(CONNECTOR, patience)
+    server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, {**BROKER, **REPLICATED}, BROKERS) as kafka,
         LocalCluster(brokers=BROKERS) as cluster,
@@ -35,15 +34,11 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     ):
         topics = KafkaTopics(spark, kafka.bootstrap_servers, BROKERS)
         yield from written(spark, kafka, topics, cluster, admin, {**PRODUCER, "kafka.acks": "all"}, scale)
-        try:
-            theirs = importlib.import_module("confluent_kafka")
-        except ImportError:
-            return
-        yield from sent(theirs, kafka, topics, cluster, admin, scale)
+        yield from sent(kafka, topics, cluster, admin, scale)
 
 
 def sent(
-    theirs: Any, kafka: KafkaServer, topics: KafkaTopics, cluster: LocalCluster, admin: Admin, scale: float
+    kafka: KafkaServer, topics: KafkaTopics, cluster: LocalCluster, admin: Admin, scale: float
 ) -> Iterator[dict[str, object]]:
     """Records a second of `send` beside librdkafka's `produce`, in batches of 50."""
     values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
@@ -58,7 +53,7 @@ def sent(
 
     def of_librdkafka() -> None:
         settings = {"acks": "all", "batch.num.messages": BATCH_RECORDS, "queue.buffering.max.messages": 1_000_000}
-        producer = theirs.Producer(
+        producer = confluent_kafka.Producer(
             {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, **settings}
         )
         for start in range(0, count, len(values)):

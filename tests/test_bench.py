@@ -18,8 +18,8 @@ from bench.spark_conf import MEASURED
 pytestmark = pytest.mark.java
 
 ROOT = Path(__file__).resolve().parent.parent
-ALONE = ("spark_conf", "kafka", "kafka_replicated", "confluent")
-"""These start Sparks with settings of their own, or Apache Kafka: `tests/soak/test_bench.py`."""
+ALONE = ("spark_conf", "kafka", "kafka_replicated", "confluent", "paper")
+"""These start Sparks with settings of their own, or peers: `tests/soak/test_bench.py`."""
 
 
 def check(name: str, figures: list[dict[str, Any]]) -> None:

@@ -1,0 +1,403 @@
+"""The paper's evaluation (section 5): messages of 200 bytes that one producer sends and one consumer reads, beside
+Kafka, RabbitMQ and ActiveMQ, all on this machine; and the bytes that each keeps on its disk for a message.
+
+Each way to produce or consume is at its `defaults`, or `tuned`: as fast as its documents say it can be, with the disk
+left to the operating system, as all of the paper's were. A topic or queue has one partition, as in the paper, and is
+made anew for each run. What runs wrote is kept until the end, so that the disk has to take all of it; `deleted` are
+runs for which what the one before wrote is deleted, which is kinder to whoever writes back late.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer as LibrdkafkaConsumer
+from confluent_kafka import Producer as LibrdkafkaProducer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.measure import NotAvailable, by_turns, rate, ratio, seconds
+from bench.peers import activemq, rabbitmq
+from bench.peers.kafka import (
+    SERVER,
+    SERVER_VERSION,
+    TOOLS,
+    KafkaServer,
+    consumer_performance,
+    kafka_jars,
+    producer_performance,
+)
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+
+RECORD_BYTES = 200
+BATCH = 50
+_KAFKA_BATCH_BYTES = BATCH * (RECORD_BYTES + 8) + 61
+"""Of 50 records: Kafka's format has 7 to 9 bytes a record, and a header of 61."""
+
+Client = Callable[[int], float]
+"""Given how many messages to produce or consume, returns the seconds that they took."""
+
+_SINGLE = "batches of 1"
+_SHARE_OF_SINGLE = 0.05
+"""Of the messages, so that those who make a batch of each do not take minutes."""
+
+
+class System(ABC):
+    """One of those compared, which serves from its making until the stack is left.
+
+    Attributes:
+        name, version: of the system.
+        share: how many of the benchmark's messages are enough for it.
+        data: its folder.
+        current: the topic or queue to use.
+        producers, consumers: ways to use it, by name. The first producer makes what the consumers read.
+    """
+
+    name: str
+    version: str
+    share = 1.0
+    data: Path
+    producers: Mapping[str, Client]
+    consumers: Mapping[str, Client]
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self.current = ""
+
+    def renew(self, is_last_deleted: bool) -> None:
+        """Make another topic or queue the current one."""
+        last, self.current = self.current, f"messages-{next(self._numbers)}"
+        if last and is_last_deleted:
+            self._delete(last)
+        self._make(self.current)
+
+    @abstractmethod
+    def _make(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def _delete(self, topic: str) -> None: ...
+
+
+def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
+    patience = 300.0 if scale >= 0.1 else 45.0
+    records = max(10_000, int(1_000_000 * scale))
+    with ExitStack() as stack:
+        systems: list[System] = []
+        for kind in (Kafkalog, Kafka, RabbitMq, ActiveMq):
+            try:
+                systems.append(kind(stack, patience))
+            except NotAvailable as reason:
+                yield {"name": kind.__name__, "skipped": str(reason)}
+        for is_deleted in (False, True):
+            clients = {(system, name): client for system in systems for name, client in system.producers.items()}
+
+            def renew_and_run(system: System, client: Client, messages: int, is_deleted: bool = is_deleted) -> float:
+                system.renew(is_deleted)
+                return client(messages)
+
+            yield from _figures("produce" + ", deleted" * is_deleted, clients, renew_and_run, records, scale)
+        for system in systems:
+            yield _filled(system, int(records * system.share))
+        clients = {(system, name): client for system in systems for name, client in system.consumers.items()}
+        yield from _figures("consume", clients, lambda system, client, messages: client(messages), records, scale)
+
+
+def _figures(
+    what: str,
+    clients: Mapping[tuple[System, str], Client],
+    timed: Callable[[System, Client, int], float],
+    records: int,
+    scale: float,
+) -> Iterator[dict[str, object]]:
+    """Messages a second of each client; `ratio`: how many times as fast as it the first one is."""
+    shares = {key: key[0].share * (_SHARE_OF_SINGLE if key[1].endswith(_SINGLE) else 1.0) for key in clients}
+    counts = {key: max(500, int(records * share)) for key, share in shares.items()}
+    seconds_a_message = {
+        f"{key[0].name}, {key[1]}": lambda key=key, client=client: timed(key[0], client, counts[key]) / counts[key]
+        for key, client in clients.items()
+    }
+    taken = by_turns(seconds_a_message, scale)
+    ours = next(iter(taken.values()))
+    for (system, name), times in zip(clients, taken.values(), strict=True):
+        yield {
+            "name": f"{what}, {system.name}, {name}",
+            "value": round(rate(1, times)),
+            "unit": "messages/s",
+            "ratio": round(ratio(ours, times), 3),
+            "records": counts[system, name],
+            "record_bytes": RECORD_BYTES,
+            "seconds_a_million": [round(each * 1e6, 4) for each in times],
+            "version": system.version,
+        }
+
+
+def _filled(system: System, messages: int) -> dict[str, object]:
+    """Make what the consumers read; returns the figure of its bytes on disk."""
+    system.renew(False)  # a deletion may be carried out later, and be counted
+    before = _bytes_of(system.data)
+    next(iter(system.producers.values()))(messages)
+    return {
+        "name": f"bytes on disk a message, {system.name}",
+        "value": round((_bytes_of(system.data) - before) / messages, 1),
+        "unit": "bytes",
+        "records": messages,
+        "record_bytes": RECORD_BYTES,
+        "version": system.version,
+    }
+
+
+def _bytes_of(folder: Path) -> int:
+    """Bytes of all files, without what is reserved after their ends, or left out in them."""
+    found = [each.stat() for each in folder.rglob("*") if each.is_file()]
+    return sum(min(each.st_size, each.st_blocks * 512) for each in found)
+
+
+class Kafkalog(System):
+    name, version = "kafkalog", "this checkout"
+
+    def __init__(self, stack: ExitStack, patience: float) -> None:
+        super().__init__()
+        self._cluster = stack.enter_context(LocalCluster(brokers=1))
+        self._servers = self._cluster.bootstrap_servers
+        self._admin = stack.enter_context(Admin(self._servers))
+        self._values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
+        self._lists = [self._values[start : start + BATCH] for start in range(0, len(self._values), BATCH)]
+        self.data = self._cluster.root
+        self.producers = {
+            f"send, batches of {BATCH}": partial(self._send, {"batch_records": BATCH, "acks": 1}),
+            "send, defaults": partial(self._send, {}),
+            f"send, {_SINGLE}": partial(self._send, {"batch_records": 1, "acks": 1}),
+            f"send_many, lists of {BATCH}": self._send_many,
+            "send_arrow": self._send_arrow,
+        }
+        self.consumers = {"messages": self._messages, "arrow": self._arrow}
+
+    def _make(self, topic: str) -> None:
+        self._admin.create_topic(topic, partitions=1)
+
+    def _delete(self, topic: str) -> None:
+        self._admin.delete_topic(topic)
+
+    def _send(self, settings: Mapping[str, Any], messages: int) -> float:
+        def send() -> None:
+            with Producer(self._servers, **settings) as producer:
+                send_one, topic = producer.send, self.current
+                for start in range(0, messages, len(self._values)):
+                    for value in self._values[: messages - start]:
+                        send_one(topic, value)
+                producer.flush()
+
+        return seconds(send)
+
+    def _send_many(self, messages: int) -> float:
+        def send() -> None:
+            with Producer(self._servers, acks=1, batch_records=BATCH) as producer:
+                for start in range(0, messages, len(self._values)):
+                    for values in self._lists[: -(-(messages - start) // BATCH)]:
+                        producer.send_many(self.current, values)
+                producer.flush()
+
+        return seconds(send)
+
+    def _send_arrow(self, messages: int) -> float:
+        rows = pa.record_batch([pa.array(self._values, pa.binary())], names=["value"])
+
+        def send() -> None:
+            with Producer(self._servers, acks=1) as producer:
+                for start in range(0, messages, len(self._values)):
+                    producer.send_arrow(self.current, rows.slice(0, messages - start))
+                producer.flush()
+
+        return seconds(send)
+
+    def _messages(self, messages: int) -> float:
+        def read() -> None:
+            with Consumer(self._servers) as consumer:
+                consumer.assign({TopicPartition(self.current, 0): "earliest"})
+                size = sum(len(message.value or b"") for message in consumer.messages(max_messages=messages))
+                assert size == messages * RECORD_BYTES
+
+        return seconds(read)
+
+    def _arrow(self, messages: int) -> float:
+        def read() -> None:
+            with Consumer(self._servers) as consumer:
+                consumer.assign({TopicPartition(self.current, 0): "earliest"})
+                left = messages
+                for batch in consumer.arrow_batches():
+                    left -= batch.num_rows
+                    if left <= 0:
+                        break
+
+        return seconds(read)
+
+
+class Kafka(System):
+    name, version = "Kafka", SERVER_VERSION
+    _BATCHES: Mapping[str, Mapping[str, object]] = {
+        "defaults": {},
+        f"batches of {BATCH}": {"acks": 1, "batch.size": _KAFKA_BATCH_BYTES, "linger.ms": 100},
+        _SINGLE: {"acks": 1, "batch.size": 0},
+        "tuned": {"acks": 1, "batch.size": 1_000_000, "linger.ms": 20, "buffer.memory": 64 << 20},
+    }
+    _READS: Mapping[str, Mapping[str, object]] = {
+        "defaults": {},
+        "tuned": {"max.partition.fetch.bytes": 8 << 20, "fetch.max.bytes": 64 << 20, "max.poll.records": 10_000},
+    }
+    _LIBRDKAFKA_BATCHES: Mapping[str, Mapping[str, object]] = {
+        "defaults": {},
+        f"batches of {BATCH}": {"acks": 1, "batch.num.messages": BATCH},
+        _SINGLE: {"acks": 1, "batch.num.messages": 1},
+        "tuned": {"acks": 1, "batch.num.messages": 10_000, "batch.size": 1_000_000, "linger.ms": 20},
+    }
+    _LIBRDKAFKA_READS: Mapping[str, Mapping[str, object]] = {
+        "defaults": {},
+        "tuned": {
+            "max.partition.fetch.bytes": 8 << 20,
+            "fetch.max.bytes": 64 << 20,
+            "queued.max.messages.kbytes": 1 << 20,
+            "queued.min.messages": 1_000_000,
+        },
+    }
+
+    def __init__(self, stack: ExitStack, patience: float) -> None:
+        super().__init__()
+        self._tools = kafka_jars(TOOLS, patience)
+        server = stack.enter_context(KafkaServer(kafka_jars(SERVER, patience), {"log.segment.delete.delay.ms": 1000}))
+        self._servers = {"bootstrap.servers": server.bootstrap_servers}
+        self._admin = AdminClient(dict(self._servers))
+        self._values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
+        self._config = server.folder / "consumer.properties"
+        self._groups = count()
+        self.data = server.folder
+        self.producers = {
+            **{f"ProducerPerformance, {name}": partial(self._produce, given) for name, given in self._BATCHES.items()},
+            **{
+                f"confluent-kafka, {name}": partial(self._send, given)
+                for name, given in self._LIBRDKAFKA_BATCHES.items()
+            },
+        }
+        self.consumers = {
+            **{f"ConsumerPerformance, {name}": partial(self._consume, given) for name, given in self._READS.items()},
+            **{
+                f"confluent-kafka, {name}": partial(self._read, given) for name, given in self._LIBRDKAFKA_READS.items()
+            },
+        }
+
+    def _make(self, topic: str) -> None:
+        for made in self._admin.create_topics([NewTopic(topic, 1, 1)]).values():
+            made.result()
+
+    def _delete(self, topic: str) -> None:
+        for gone in self._admin.delete_topics([topic]).values():
+            gone.result()
+
+    def _produce(self, given: Mapping[str, object], messages: int) -> float:
+        return producer_performance(self._tools, self.current, messages, RECORD_BYTES, {**self._servers, **given})
+
+    def _consume(self, given: Mapping[str, object], messages: int) -> float:
+        settings = {**self._servers, **given}
+        return consumer_performance(self._tools, self.current, messages, self._config, settings)
+
+    def _send(self, given: Mapping[str, object], messages: int) -> float:
+        def send() -> None:
+            producer = LibrdkafkaProducer({**self._servers, **given})
+            produce, poll, topic = producer.produce, producer.poll, self.current
+            for start in range(0, messages, len(self._values)):
+                for value in self._values[: messages - start]:
+                    while True:
+                        try:
+                            produce(topic, value)
+                            break
+                        except BufferError:
+                            poll(0.1)
+                poll(0)
+            producer.flush()
+
+        return seconds(send)
+
+    def _read(self, given: Mapping[str, object], messages: int) -> float:
+        group = {"group.id": f"g{next(self._groups)}", "auto.offset.reset": "earliest"}
+        consumer = LibrdkafkaConsumer({**self._servers, **group, **given})
+        try:
+            consumer.subscribe([self.current])
+            while not consumer.consume(1, 1.0):
+                pass
+
+            def read() -> None:
+                left = messages - 1
+                while left:
+                    got = consumer.consume(min(left, 10_000), 1.0)
+                    sizes = [len(message.value() or b"") for message in got]
+                    assert set(sizes) <= {RECORD_BYTES}
+                    left -= len(got)
+
+            return seconds(read)
+        finally:
+            consumer.close()
+
+
+class RabbitMq(System):
+    name, version = "RabbitMQ", "of Debian"
+    share = 0.1
+
+    def __init__(self, stack: ExitStack, patience: float) -> None:
+        super().__init__()
+        self._node = stack.enter_context(rabbitmq.RabbitMq(rabbitmq.rabbitmq_jars(patience)))
+        self.data = self._node.folder
+        self.producers = {"tuned": partial(self._produce, 0), "1,000 unconfirmed": partial(self._produce, 1000)}
+        self.consumers = {"tuned": partial(self._consume, 0), "1,000 unacknowledged": partial(self._consume, 1000)}
+
+    def _make(self, topic: str) -> None:
+        """Its first client makes it."""
+
+    def _delete(self, topic: str) -> None:
+        self._node.delete(topic)
+
+    def _produce(self, unconfirmed: int, messages: int) -> float:
+        return self._node.produce(self.current, messages, RECORD_BYTES, unconfirmed)
+
+    def _consume(self, unacknowledged: int, messages: int) -> float:
+        self.renew(True)  # a queue is empty once it is read
+        self._produce(0, messages)
+        return self._node.consume(self.current, messages, unacknowledged)
+
+
+class ActiveMq(System):
+    name, version = "ActiveMQ", activemq.VERSION
+    share = 0.05
+
+    def __init__(self, stack: ExitStack, patience: float) -> None:
+        super().__init__()
+        jars = activemq.activemq_jars(patience)
+        self._tuned = stack.enter_context(activemq.ActiveMq(jars, "NEVER"))
+        self.data = self._tuned.folder
+        self.producers = {
+            "tuned": partial(self._produce, "async"),
+            "defaults": partial(self._produce, "each"),
+            f"transactions of {BATCH}": partial(self._produce, str(BATCH)),
+        }
+        self.consumers = {"tuned": partial(self._consume, "some"), "defaults": partial(self._consume, "each")}
+
+    def _make(self, topic: str) -> None:
+        """Its first client makes it."""
+
+    def _delete(self, topic: str) -> None:
+        self._tuned.delete(topic)
+
+    def _produce(self, how: str, messages: int) -> float:
+        return self._tuned.produce(self.current, messages, RECORD_BYTES, how)
+
+    def _consume(self, how: str, messages: int) -> float:
+        self.renew(True)  # a queue is empty once it is read
+        self._produce("async", messages)
+        return self._tuned.consume(self.current, messages, how)

@@ -1,0 +1,108 @@
+"""RabbitMQ: a node of the Debian package `rabbitmq-server`, installed if need be, and a client for each end of a queue.
+
+The node has folders, ports and a name of its own: one that runs as a service is left alone. So has its Erlang port
+mapper (epmd), which would go on running as a daemon if the node started it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from bench.measure import NotAvailable
+from bench.peers.jars import Artifact, jars
+from bench.peers.java import SOURCES, java_command, output_of
+from bench.peers.processes import PeerProcesses
+from broker.ports import free_port
+
+CLIENT_VERSION = "5.37.1"
+ARTIFACTS = (
+    Artifact(f"com.rabbitmq:amqp-client:{CLIENT_VERSION}"),
+    Artifact("org.slf4j:slf4j-simple:1.7.36"),
+)
+_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_PACKAGE = "rabbitmq-server"
+_INSTALL_TIMEOUT = 600.0
+_PROGRAM = SOURCES / "RabbitMq.java"
+
+
+class RabbitMq(PeerProcesses):
+    """A node, as a context manager. Raises NotAvailable.
+
+    Args:
+        jars: of the client, as of `rabbitmq_jars`.
+    """
+
+    def __init__(self, jars: list[str]) -> None:
+        super().__init__("RabbitMQ")
+        self._jars = jars
+        ports = (free_port("127.0.0.1", "a port of RabbitMQ") for _ in range(3))
+        self._port, self._dist_port, self._mapper_port = ports
+
+    def _start(self) -> None:
+        _installed()
+        folder = self.folder
+        (folder / "rabbitmq.conf").write_text(
+            f"listeners.tcp.default = 127.0.0.1:{self._port}\n"
+            "disk_free_limit.absolute = 1GB\n"
+            "loopback_users.guest = true\n"
+        )
+        (folder / "plugins").write_text("[].\n")
+        environment = {
+            "HOME": str(folder),  # the cookie
+            "RABBITMQ_NODENAME": f"kafkalog-bench-{os.getpid()}@localhost",
+            "RABBITMQ_NODE_PORT": str(self._port),
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "RABBITMQ_ALLOW_INPUT": "true",  # its script then becomes the node, and does not stay as its parent
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput",
+        }
+        mapper = self._serve(["/usr/bin/epmd", "-address", "127.0.0.1", "-port", str(self._mapper_port)])
+        self._wait_ready(f"127.0.0.1:{self._mapper_port}", mapper)
+        process = self._serve([str(_SERVER)], environment)
+        self._wait_ready(f"127.0.0.1:{self._port}", process)
+
+    def produce(self, queue: str, count: int, record_bytes: int, unconfirmed: int) -> float:
+        """Seconds for so many messages, of which at most `unconfirmed` are not confirmed; 0: without confirms."""
+        return self._client("produce", queue, count, record_bytes, unconfirmed)
+
+    def consume(self, queue: str, count: int, unacknowledged: int) -> float:
+        """Seconds from the first to the last of so many messages; at most `unacknowledged` are ahead; 0: no acks."""
+        return self._client("consume", queue, count, unacknowledged)
+
+    def delete(self, queue: str) -> None:
+        self._output("delete", queue)
+
+    def _client(self, what: str, *arguments: object) -> float:
+        return float(self._output(what, *arguments))
+
+    def _output(self, what: str, *arguments: object) -> str:
+        return output_of("RabbitMQ", java_command(self._jars, _PROGRAM, (what, self._port, *arguments)))
+
+
+def rabbitmq_jars(timeout: float) -> list[str]:
+    """Raises NotAvailable."""
+    return jars("RabbitMQ", ARTIFACTS, timeout)
+
+
+def _installed() -> None:
+    if _SERVER.exists():
+        return
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        raise NotAvailable(f"RabbitMQ is not installed here; install the package {_PACKAGE}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # 1: starts no service
+    for command in ([apt, "update", "-qq"], [apt, "install", "-y", "-qq", "--no-install-recommends", _PACKAGE]):
+        try:
+            subprocess.run(command, env=environment, capture_output=True, timeout=_INSTALL_TIMEOUT, check=False)
+        except subprocess.TimeoutExpired:
+            raise NotAvailable(f"RabbitMQ was not installed after {_INSTALL_TIMEOUT:g} s") from None
+    if not _SERVER.exists():
+        raise NotAvailable(f"RabbitMQ cannot be had from here: apt-get has no {_PACKAGE}")
