@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from broker.staging.format import PreparedSet
-from broker.staging.staging import Staging
+from broker.staging.staging import Staging, WholeFile
 from broker.storage.apply_progress import Progress
 from broker.storage.log import Log
 from kafkalog.errors import Closed, FencedLeaderEpoch, InvalidRequest, RequestTimedOut, StagedPartLost
@@ -241,12 +241,8 @@ class Applier:
             batch = prepared.producer_id, prepared.batch_id
             with self._settling_in(leader_epoch):
                 self.hide(batch, progress.start_offset if progress is not None else None)
-            for batches in self._staging.pieces(prepared.commit_uuid, is_there):
-                with self._appending:
-                    self._check_open()
-                    self._log.append_decided(batches, leader_epoch)
-                count += len(batches)
-                size = sum(header.length for header, _ in batches)
+            for batches, size in self._appended(prepared.commit_uuid, is_there, leader_epoch):
+                count += batches
                 self.applied_bytes += size
                 unsynced += size
                 unsaid += size
@@ -267,6 +263,24 @@ class Applier:
                     if leader_epoch == self._epoch:
                         self._show_if_nothing_came(prepared)
         return count
+
+    def _appended(
+        self, commit_uuid: bytes, is_there: Callable[[int, int], bool], leader_epoch: int
+    ) -> Iterator[tuple[int, int]]:
+        """Append the pieces of a set one after the other; after each, how many batches and bytes it had."""
+        for piece in self._staging.pieces(commit_uuid, is_there):
+            if isinstance(piece, WholeFile):
+                with self._appending:
+                    self._check_open()
+                    is_adopted = self._log.adopt(piece.path, piece.headers, leader_epoch)
+                if is_adopted:
+                    yield len(piece.headers), piece.length
+                    continue
+            for batches in piece.copies if isinstance(piece, WholeFile) else (piece,):
+                with self._appending:
+                    self._check_open()
+                    self._log.append_decided(batches, leader_epoch)
+                yield len(batches), sum(header.length for header, _ in batches)
 
     def _show_if_nothing_came(self, prepared: PreparedSet) -> None:
         """Show records that others appended after a batch that was hidden and never begun."""

@@ -14,7 +14,7 @@ from broker.replica.leadership import IN_FLIGHT_MAX
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.replica.throttle import Throttle
-from broker.staging.staging import StagedCopy
+from broker.staging.copies import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import (
@@ -272,12 +272,13 @@ class ReplicaFetcher:
         except DiskFull as error:
             full = error
         if news.names_staged:
-            staged = [StagedCopy(each.number, each.salt, each.size) for each in news.staged]
+            staged = [StagedCopy(each.number, each.salt, each.size, each.part) for each in news.staged]
             replica.following.keep_only_staged(staged, epoch)
         try:
             start = news.length
             for piece in () if full else news.pieces:
-                replica.following.copy_staged(piece.number, piece.position, data[start : start + piece.length], epoch)
+                came = data[start : start + piece.length]
+                replica.following.copy_staged(piece.number, piece.part, piece.position, came, epoch)
                 start += piece.length
         except DiskFull as error:
             full = error

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from broker.replica.applier import Applier
 from broker.replica.readable_end import ReadableEnd
 from broker.replica.role import Role
-from broker.staging.staging import StagedCopy, Staging
+from broker.staging.copies import StagedCopy
+from broker.staging.staging import Staging
 from broker.storage.log import Log
 from kafkalog.errors import CorruptBatch, FencedLeaderEpoch, OffsetOutOfRange, ReplicaDiverged
 from kafkalog.events import get_logger
@@ -204,10 +205,10 @@ class Following:
         self._cut_to(offset)
         self._log.high_watermark = self._role.readable_limit = offset
 
-    def copy_staged(self, number: int, position: int, data: memoryview, epoch: int) -> None:
+    def copy_staged(self, number: int, part: bytes, position: int, data: memoryview, epoch: int) -> None:
         """Write bytes of a file of what is staged at the leader. Raises as `Staging.copy`, FencedLeaderEpoch."""
         with self._following(epoch):
-            self._staging.copy(number, position, data)
+            self._staging.copy(number, part, position, data)
 
     def keep_only_staged(self, copies: Iterable[StagedCopy], epoch: int) -> None:
         """Forget what the leader has not staged (any more); see Staging.keep_only."""

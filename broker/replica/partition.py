@@ -80,7 +80,7 @@ class Partition:
         self._reader = log.reader
         if log.flushed_offset < log.end_offset:
             log.flush()  # only the previous Partition knew which batches were hidden until their sync
-        self._staging = Staging(directory.services, log.directory, log.label)
+        self._staging = Staging(directory.services, log.directory, log.label, lambda: log.settings.segment_bytes)
         self._applier = Applier(log, self._staging, self.replica_waiters.wake)
         self.role = Role(
             self.label,

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from broker.replica.applier import Applier
 from broker.replica.leadership import Joining, Leadership, Pulse
 from broker.replica.waiters import Waiters
-from broker.staging.staging import StagedCopy, Staging
+from broker.staging.copies import StagedCopy
+from broker.staging.staging import Staging
 from broker.storage.log import Log
 from broker.storage.reader import reach
 from kafkalog.clock import Clock

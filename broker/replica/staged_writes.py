@@ -15,9 +15,10 @@ from broker.replica.ack import Ack
 from broker.replica.applier import Applied, Applier
 from broker.replica.role import Role
 from broker.replica.waiters import Waiters
+from broker.staging.copies import StagedCopy, StagedPiece
 from broker.staging.format import PreparedSet
 from broker.staging.part import Write
-from broker.staging.staging import Staged, StagedCopy, Staging
+from broker.staging.staging import Staged, Staging
 from broker.storage.log import Log
 from broker.storage.segment import FileSlice
 from kafkalog.errors import StagedPartLost
@@ -205,13 +206,15 @@ class StagedWrites:
 
     # --- for followers -------------------------------------------------------------------------------------------
 
-    def news(self, staged: Sequence[StagedCopy], max_bytes: int) -> tuple[list[StagedCopy] | None, list[FileSlice]]:
+    def news(
+        self, staged: Sequence[StagedCopy], max_bytes: int
+    ) -> tuple[list[StagedCopy] | None, list[tuple[StagedPiece, FileSlice]]]:
         """The files of what is staged here, if a follower with these copies has to remove or cut some, else None; and
         the next pieces that it lacks, as they stand in the files."""
         with self._role.hosted():
             lacking = self._staging.lacking(staged, max_bytes)
-            pieces = (self._staging.slice(each) for each in lacking.pieces)
-            return lacking.files, [piece for piece in pieces if piece is not None]
+            pieces = ((each, self._staging.slice(each)) for each in lacking.pieces)
+            return lacking.files, [(each, found) for each, found in pieces if found is not None]
 
     def copies(self) -> list[StagedCopy]:
         """The files of what is staged here."""

@@ -16,7 +16,7 @@ from broker.replica.host import Host
 from broker.replica.leadership import IN_FLIGHT_MAX, Pulse
 from broker.replica.partition import Partition
 from broker.requests.fetch import BODY_MAX, Answer, MemorySlice
-from broker.staging.staging import StagedCopy
+from broker.staging.copies import StagedCopy
 from broker.storage.segment import Hint
 from kafkalog.clock import Clock
 from kafkalog.errors import KafkalogError, OffsetOutOfRange
@@ -117,7 +117,7 @@ class ReplicaSession:
                     named.leader_epoch,
                     Hint(named.hint.segment_base_offset, named.hint.position) if named.HasField("hint") else None,
                     named.needs_producers,
-                    [StagedCopy(each.number, each.salt, each.size) for each in named.staged],
+                    [StagedCopy(each.number, each.salt, each.size, each.part) for each in named.staged],
                     partial(self._mark, key),
                 )
                 position.diverges = replica.role.fetched(
@@ -239,10 +239,12 @@ class ReplicaSession:
             if files is not None:
                 news.names_staged = True
                 news.staged.extend(pb.StagedFile(**each._asdict()) for each in files)
-            for each in lacking:
-                answer.slices.append(each)
-                news.pieces.add(number=each.segment_base_offset, position=each.position, length=each.length)
-            length = piece.length + sum(each.length for each in lacking)
+            for each, found in lacking:
+                answer.slices.append(found)
+                news.pieces.add(
+                    number=each.file.number, part=each.file.part, position=each.position, length=each.length
+                )
+            length = piece.length + sum(each.length for each, _ in lacking)
             answer.length += length
             self._forget(key)
             return length

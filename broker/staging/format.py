@@ -22,6 +22,11 @@ of one partition that are to be appended together, in this order, once their tra
     for each part:  16s uuid, u32 part, u32 batches, u64 length
     transactional id, UTF-8, padded with zeros to a multiple of 8
 
+A part of which much has come gets files of its own, `%020d-<uuid>.part`. They have nothing but its next record batches,
+one after the other, so that such a file can become a segment of the log as it is. What the leader of a log stamps into
+a header is not part of what was staged: a stop while a file is stamped leaves it stamped in part, and a torn header is
+told by its checksum, and the batch by the checksum of the rest.
+
 The salt is random and unknown to clients, so a record's bytes cannot pass for a frame. After damage, frames are
 searched at every step of 8 bytes, so damage costs only the frames in which it lies. After a start a file is not
 appended to: an incomplete frame at its end stays and is ignored.
@@ -36,7 +41,7 @@ from typing import Any, NamedTuple
 from fastcrc.crc32 import iscsi as crc32c
 
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import HEADER, HEADER_SIZE, BatchHeader, body_fault, header_at, read_header
 
 Read = Callable[[int, int], "bytes | memoryview"]
 """(position, length) -> that many bytes; fewer only at the end of the file."""
@@ -175,6 +180,42 @@ def scan_file(read: Read, size: int, from_position: int = 0, *, is_growing: bool
                 fault = "its checksum does not match"
         yield Frame(kind, number, uuid, staged_us, start, length, header, prepared, fault)
         position = start + length
+
+
+class PartBatch(NamedTuple):
+    """A batch of a part's file. `is_torn`: its header has to be stamped anew; `fault`: what is wrong with its body."""
+
+    position: int
+    header: BatchHeader
+    is_torn: bool
+    fault: str | None
+
+
+def scan_part(read: Read, size: int, from_position: int = 0) -> Iterator[PartBatch]:
+    """The batches of a part's file, in order, up to its end, or up to where it is not known what is there."""
+    position = from_position
+    while size - position >= HEADER_SIZE:
+        data = read(position, HEADER_SIZE)
+        header = header_at(data)
+        is_torn = header is None
+        if header is None:
+            header = BatchHeader._make(HEADER.unpack_from(data))
+        if not HEADER_SIZE <= header.length <= size - position:
+            return
+        fault = body_fault(header, read(position, header.length))
+        if is_torn and fault is not None:
+            return
+        yield PartBatch(position, header, is_torn, fault)
+        position += header.length
+
+
+def is_part_cut_short(read: Read, size: int, position: int) -> bool:
+    """Whether the end of a part's file, from a position on, is the beginning of a batch, as a write that is cut off
+    leaves."""
+    if size - position < HEADER_SIZE:
+        return True
+    header = header_at(read(position, HEADER_SIZE))
+    return header is not None and header.length > size - position
 
 
 def is_cut_short(read: Read, size: int, position: int) -> bool:

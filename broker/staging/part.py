@@ -6,48 +6,79 @@ Not thread-safe: Staging holds the lock. `format.py` defines the bytes of a file
 
 from __future__ import annotations
 
+import re
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.disk import Buffer, Disk, append_all
+from broker.storage.disk import Buffer, Disk, append_all, write_all
+from broker.storage.linked import open_alone
 from broker.storage.segment import SharedFile
 from kafkalog.errors import CorruptBatch
-from kafkalog.format.batch import CRC_FROM, STAMPED_SIZE, Batch, BatchHeader, body_fault, read_header
+from kafkalog.format.batch import (
+    CRC_FROM,
+    HEADER_SIZE,
+    STAMPED_SIZE,
+    Batch,
+    BatchHeader,
+    body_fault,
+    header_at,
+    read_header,
+)
 from kafkalog.format.producer_ids import family_of
 
 STAGED_SUFFIX = ".staged"
+PART_SUFFIX = ".part"
+_NAME = re.compile(r"(\d{20})(?:-([0-9a-f]{32})\.part|\.staged)")
 
 
-def staged_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:020d}{STAGED_SUFFIX}"
+def staged_path(folder: Path, number: int, part: bytes = b"") -> Path:
+    """Args: part: the uuid of the part whose file it is; empty: it has frames."""
+    return folder / (f"{number:020d}-{part.hex()}{PART_SUFFIX}" if part else f"{number:020d}{STAGED_SUFFIX}")
+
+
+def numbered(name: str) -> tuple[int, bytes] | None:
+    """The number and the part in a file's name; None if it is none of a staged file."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), bytes.fromhex(match[2] or "")) if match else None
+
+
+def salt_of_part(uuid: bytes) -> int:
+    """What tells a part's file from another of its number."""
+    return int.from_bytes(uuid[:8], "little")
 
 
 class StagedFile:
     """A file, and the reasons to keep it.
 
     Attributes:
-        salt: of its frames' checksums.
+        part: the uuid of the part of which alone it has batches, without frames; empty: it has frames.
+        salt: of its frames' checksums; of a part's file, what `salt_of_part` says.
         size: where the next bytes go.
         synced: bytes before it are known to be durable.
         live: how many needed batches and prepared sets are in it.
         drops: numbers of the files with the sets whose drop is recorded in this one: without this file, a start would
             take those sets for prepared.
         ends: numbers of the files with anything of those sets, and of their parts.
-        begin: how many bytes had been staged here when it was made (`Staging.staged_end`); -1: it was made by an
-            earlier process, or by another broker.
-        replayed: of a copy, the frames before it were replayed.
+        runs: (position, how many bytes had been staged here before: `Staging.staged_end`) of each place from which on
+            this file alone was written to, until the next. Empty: it was made by an earlier process, or by another
+            broker.
+        replayed: of a copy, what is before it was replayed.
     """
 
-    def __init__(self, disk: Disk, folder: Path, number: int, salt: int) -> None:
+    def __init__(self, disk: Disk, folder: Path, number: int, salt: int, part: bytes = b"") -> None:
         self._disk = disk
-        self.path = staged_path(folder, number)
+        self.path = staged_path(folder, number, part)
         self.number = number
+        self.part = part
         self.salt = salt
         self.size = self.synced = self.live = self.replayed = 0
-        self.begin = -1
+        self.runs: list[tuple[int, int]] = []
         self.drops: set[int] = set()
         self.ends: set[int] = set()
         self._file: SharedFile | None = None
@@ -58,10 +89,11 @@ class StagedFile:
         self._is_writable = True
 
     def open_for_append(self) -> None:
-        """Go on with a copy that an earlier process made."""
-        if not self._is_writable:
+        """Go on with a file that an earlier process made, or that has become a segment too, which it then is no
+        longer. Raises OSError."""
+        if self._file is None or not self._is_writable or self._disk.name_count(self._file.fd) > 1:
             self.close()
-            self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
+            self._file = SharedFile(self._disk, open_alone(self._disk, self.path))
             self._is_writable = True
 
     def share(self) -> SharedFile:
@@ -80,6 +112,20 @@ class StagedFile:
         append_all(self._disk, file.fd, buffers, position)
         self.size = position + length
         return position
+
+    def reached(self, size: int) -> int:
+        """What had been staged here when this file had so many bytes; -1: not known."""
+        if not self.runs:
+            return -1
+        position, staged = self.runs[bisect_right(self.runs, size, key=itemgetter(0)) - 1]
+        return staged + size - position
+
+    def overwrite(self, data: bytes, position: int) -> None:
+        """Write bytes in place of others. Raises OSError."""
+        self.open_for_append()
+        assert self._file is not None
+        write_all(self._disk, self._file.fd, [data], position)
+        self.synced = min(self.synced, position)
 
     def cut(self, size: int) -> None:
         """Cut off what is behind a size; durable after the next sync."""
@@ -119,10 +165,26 @@ def write_of(producer_id: int, batch_id: int) -> Write:
 class Part:
     """The batches of a part, in order, and the number of sets that need them.
 
-    `renewed`: by the monotonic clock, when it was added to last, or a task of its write was last known to run.
+    Attributes:
+        renewed: by the monotonic clock, when it was added to last, or a task of its write was last known to run.
+        file: to which its next batches go, alone; None: to the file that all parts share.
+        early: batches, by number, that came before earlier ones: a follower copies several files side by side.
     """
 
-    __slots__ = ("batch_id", "last_us", "length", "number", "places", "producer_id", "renewed", "sets", "uuid", "write")
+    __slots__ = (
+        "batch_id",
+        "early",
+        "file",
+        "last_us",
+        "length",
+        "number",
+        "places",
+        "producer_id",
+        "renewed",
+        "sets",
+        "uuid",
+        "write",
+    )
 
     def __init__(self, uuid: bytes, header: BatchHeader) -> None:
         self.uuid = uuid
@@ -131,6 +193,8 @@ class Part:
         self.write = write_of(header.producer_id, header.transaction_batch_id)
         self.number = header.part
         self.places: list[Place] = []
+        self.early: dict[int, Place] = {}
+        self.file: StagedFile | None = None
         self.length = 0
         self.last_us = 0
         self.renewed = 0.0
@@ -141,6 +205,33 @@ class Part:
         self.length += place[2]
         self.last_us = max(self.last_us, staged_us)
         self.renewed = now
+        place[0].live += 1
+
+    def offer(self, number: int, place: Place, staged_us: int, now: float) -> None:
+        """Add the batch with a number, once those before it are there. One that is there already stays as it is."""
+        if number > len(self.places):
+            if number not in self.early:
+                self.early[number] = place
+                place[0].live += 1
+        elif number == len(self.places):
+            self.add(place, staged_us, now)
+            while (early := self.early.pop(len(self.places), None)) is not None:
+                early[0].live -= 1
+                self.add(early, staged_us, now)
+
+    def by_file(self, wanted: Sequence[int]) -> Iterator[tuple[StagedFile, list[int]]]:
+        """Numbers of batches, in order, parted by the files that have them."""
+        for file, numbers in groupby(wanted, lambda number: self.places[number][0]):
+            yield file, list(numbers)
+
+    def files(self) -> set[StagedFile]:
+        """Those with batches of it."""
+        return {place[0] for place in (*self.places, *self.early.values())}
+
+    def forget(self) -> None:
+        """Nothing in its files is needed for it any more."""
+        for place in (*self.places, *self.early.values()):
+            place[0].live -= 1
 
     def is_whose(self, header: BatchHeader) -> bool:
         return (self.producer_id, self.batch_id, self.number) == (
@@ -179,6 +270,20 @@ class ReadBuffer:
                 piece.append((number, self._memory[position - start : position - start + size]))
             yield piece
             at += count
+
+
+def read_headers(part: Part, wanted: Sequence[int], read: Read) -> list[BatchHeader]:
+    """The headers of batches of a part, by their numbers. Raises PartDamaged."""
+    headers = []
+    buffer = memoryview(bytearray(HEADER_SIZE))
+    for number in wanted:
+        file, position, length, crc = part.places[number]
+        read(file, buffer, position)
+        header = header_at(buffer)
+        if header is None or (header.length, header.crc) != (length, crc):
+            raise PartDamaged(f"batch {number} of part {part.number}: its header is not the one that was staged")
+        headers.append(header)
+    return headers
 
 
 def read_batches(part: Part, wanted: Sequence[int], read: Read, label: str) -> Iterator[list[Batch]]:

@@ -1,9 +1,12 @@
 """The staged parts of one partition, beside its log: parts of batches that are not decided yet.
 
-    <partition's folder>/staging/%020d.staged       files of `format.py`, appended to one after the other
-    <partition's folder>/staging/complete           empty; there while no set lacks that the log may have half of
+    <partition's folder>/staging/%020d.staged         files of `format.py`, appended to one after the other
+    <partition's folder>/staging/%020d-<uuid>.part    batches of one part alone, appended to beside those
+    <partition's folder>/staging/complete             empty; there while no set lacks that the log may have half of
 
-A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. A coordinator has the
+A task stages a part, batch by batch (`stage`); the ack means that the operating system has it. The first `_OWN_FROM`
+bytes of a part go to the file that all share, what comes after them to files of its own: once the set is decided, these
+become segments of the log as they are (`pieces`, `Log.adopt`), and are not written a second time. A coordinator has the
 parts of its batch prepared as one set (`prepare`). From the ack on they are durable, and kept until the set is dropped
 (`drop`), which is recorded in the file too. Parts that are never prepared are forgotten (`abort`, `expire`). After a
 restart they may be there again, and are forgotten again. Ages are by the monotonic clock, counted from the restart, so
@@ -15,9 +18,11 @@ bytes of the files that its leader has, in their order (`copy`), and removes or 
 (`keep_only`): the end of a copy may record a drop, or a batch, that only an old leader knew. It decides nothing itself,
 and knows what a start would know of its files. What was acknowledged is whole in every copy of the in-sync set.
 
-A file is closed at 64 MiB and removed once nothing in it is needed, as is the active file when it has `_WASTE_MAX`
-bytes of which none is needed. After a restart existing files are not appended to. A start reads all files: a part
-counts up to its first missing or damaged batch, and a set with an incomplete part is lost.
+A file with frames is closed at 64 MiB, a part's where the topic's segments end. Files are removed once nothing in them
+is needed, as is the active file when it has `_WASTE_MAX` bytes of which none is needed. Until then a part's file that
+has become a segment has two names, one here and one in the log. After a restart existing files are not appended to. A
+start reads all files: a part counts up to its first missing or damaged batch, and a set with an incomplete part is
+lost.
 
 Damage may also have cost a set of which nothing is known any more. A start that finds such damage removes the file
 `complete` before any other, and one that does not find `complete`, as after a removal of the folder by hand, cannot
@@ -32,11 +37,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from broker.staging.copies import Lacking, StagedCopy, StagedPiece, agreed_copies
 from broker.staging.format import (
     BATCH,
     DROPPED,
@@ -51,28 +58,33 @@ from broker.staging.format import (
     file_start,
     frame,
     is_cut_short,
+    is_part_cut_short,
     salt_of,
     scan_file,
+    scan_part,
 )
 from broker.staging.part import (
-    STAGED_SUFFIX,
     Part,
     PartDamaged,
     ReadBuffer,
     StagedFile,
     Write,
     check_batches,
+    numbered,
     read_batches,
+    read_headers,
+    salt_of_part,
     write_of,
 )
+from broker.storage.checkpoint import TEMPORARY
 from broker.storage.disk import Buffer, TruncateFailed, is_missing, is_of_a_name, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.flusher import FlushTask
-from broker.storage.segment import FileSlice, base_offset_of
+from broker.storage.segment import FileSlice
 from broker.storage.services import Services
 from kafkalog.errors import Closed, DiskFull, FileRefused, InvalidRequest, StagedOutOfOrder, StagedPartLost
 from kafkalog.events import get_logger
-from kafkalog.format.batch import Batch
+from kafkalog.format.batch import HEADER_SIZE, Batch, BatchHeader, stamp
 
 log = get_logger(__name__)
 
@@ -81,6 +93,10 @@ STAGING = "staging"
 COMPLETE = "complete"
 """A file in it; see above."""
 _FILE_BYTES = 64 << 20
+_OWN_FROM = 8 << 20
+"""Bytes of a part after which it gets files of its own: a file costs as much as writing a megabyte or two."""
+_ADOPTED_MIN = 32 << 20
+"""Smaller files are copied into the log, so that it does not come to consist of small segments."""
 _EPOCH_BITS = 32
 """Of a file's number, those below the leader epoch."""
 _WASTE_MAX = 8 << 20
@@ -112,50 +128,21 @@ class _Set:
         self.counted = {True: 0, False: 0}  # bytes already counted by checks: for prepares, and for applies
 
 
-class StagedCopy(NamedTuple):
-    """A file of staged data, as leader and follower tell each other: its number, its salt, and how many bytes it has.
-    The salt is there because a leader that restarts may use the number of a removed file again."""
-
-    number: int
-    salt: int
-    size: int
-
-
-def agreed_copies(leader: Iterable[StagedCopy], follower: Iterable[StagedCopy]) -> list[StagedCopy]:
-    """What a follower keeps of its copies, the oldest first: as much as is the beginning of all that its leader has.
-    Parts go on from file to file, so a newer file is not replayed before what is missing of an older one."""
-    has = {(copy.number, copy.salt): copy.size for copy in follower}
-    kept = []
-    for number, salt, size in sorted(leader):
-        here = has.get((number, salt), 0)
-        if here:
-            kept.append(StagedCopy(number, salt, min(here, size)))
-        if here < size:
-            break
-    return kept
-
-
-class StagedPiece(NamedTuple):
-    """Bytes of a file that a follower lacks."""
-
-    file: StagedFile
-    position: int
-    length: int
-
-
-class Lacking(NamedTuple):
-    """What a follower lacks.
+class WholeFile(NamedTuple):
+    """Batches of a set that are all of a file, one after the other: it can become a segment (`Log.adopt`).
 
     Attributes:
-        reached: up to which `staged_end` it has everything; -1: it lacks something from before this process, or has
-            what its leader does not have.
-        files: the leader's, if the follower has to remove or cut copies, else None.
-        pieces: the next that it lacks.
+        headers: as they are in the file.
+        copies: the same batches, as `Staging.pieces` gives those of other files.
     """
 
-    reached: int
-    files: list[StagedCopy] | None
-    pieces: list[StagedPiece]
+    path: Path
+    headers: list[BatchHeader]
+    copies: Iterator[list[Batch]]
+
+    @property
+    def length(self) -> int:
+        return sum(header.length for header in self.headers)
 
 
 class Staged(NamedTuple):
@@ -186,14 +173,16 @@ class Staging:
     Args:
         folder: the partition's; the staging folder in it is made when something is staged.
         label: the partition, as errors name it.
+        segment_bytes: the topic's segment.bytes.
 
     Raises:
         StorageFailed: the directory is out of service from now on.
         FileRefused, DiskFull: it cannot be opened; to be tried again.
     """
 
-    def __init__(self, services: Services, folder: Path, label: str) -> None:
+    def __init__(self, services: Services, folder: Path, label: str, segment_bytes: Callable[[], int]) -> None:
         self.label = label
+        self._segment_bytes = segment_bytes
         self._services = services
         self._disk = services.disk
         self._clock = services.clock
@@ -221,7 +210,8 @@ class Staging:
         self._is_stale = False  # what is known is not what the files say
         self._gone: list[StagedFile] = []  # copies removed since it was known what the files say
         self._written = 0.0  # when something was written last
-        self._active: StagedFile | None = None
+        self._active: StagedFile | None = None  # with frames
+        self._written_to: StagedFile | None = None  # last
         self._parts: dict[bytes, Part] = {}
         self._sets: dict[bytes, _Set] = {}
         self.may_lack_sets = True
@@ -243,8 +233,13 @@ class Staging:
             return
         self._has_folder = True
         self._drops_made = 1  # as for names: a set may have been dropped just before a kill
-        numbers = sorted(number for name in names if (number := base_offset_of(name, STAGED_SUFFIX)) is not None)
-        self._files = {number: StagedFile(self._disk, self._folder, number, 0) for number in numbers}
+        for name in names:
+            if name.endswith(TEMPORARY):
+                self._disk.unlink(self._folder / name)
+        found = sorted(filter(None, map(numbered, names)))
+        for number, uuid in found:
+            self._files[number] = StagedFile(self._disk, self._folder, number, salt_of_part(uuid) if uuid else 0, uuid)
+        numbers = list(self._files)
         self._replay_files()
         self._next_number = numbers[-1] + 1 if numbers else 0  # a new epoch begins with its own numbers
         self._names_made = 1  # the process that made them may have ended before the sync
@@ -264,7 +259,10 @@ class Staging:
             file.live = 0
             file.drops, file.ends = set(), set()
         for _, file in sorted(self._files.items()):
-            self._read_file(file)
+            if file.part:
+                self._read_part_file(file)
+            else:
+                self._read_file(file)
         for known in self._sets.values():
             # Logged only when the set is used: a power cut may restore a dropped set without its parts.
             known.lost = self._fault_of(known.prepared)
@@ -300,6 +298,39 @@ class Staging:
         finally:
             self._disk.close(fd)
 
+    def _read_part_file(self, file: StagedFile) -> None:
+        fd = self._disk.open(file.path)
+        try:
+            file.size = self._disk.size(fd)
+
+            def read(position: int, length: int) -> bytes:
+                return self._disk.read(fd, length, position)
+
+            self._replay_part(file, read, 0)
+            self._lost_frames |= file.replayed < file.size and not is_part_cut_short(read, file.size, file.replayed)
+        finally:
+            self._disk.close(fd)
+
+    def _replay_part(self, file: StagedFile, read: Callable[[int, int], bytes], from_position: int) -> None:
+        """Know the batches of a part's file from a position on. A header that a stop has torn is made good."""
+        file.replayed = from_position
+        for position, header, is_torn, fault in scan_part(read, file.size, from_position):
+            file.replayed = position + header.length
+            if fault is not None:
+                self._lost_frames = True
+                log.error("staged_damage_found", partition=self.label, file=str(file.path), position=position,
+                          bytes=header.length, reason=fault)  # fmt: skip
+                continue
+            if is_torn:
+                again = bytearray(read(position, HEADER_SIZE))
+                stamp(again, 0, 0, 0)
+                file.overwrite(bytes(again), position)
+            part = self._parts.get(file.part)
+            if part is None:
+                part = self._parts[file.part] = Part(file.part, header)
+            if part.is_whose(header):
+                part.offer(header.base_sequence, (file, position, header.length, header.crc), 0, self._now())
+
     def _replay(self, file: StagedFile, found: Frame) -> None:
         if found.fault is not None:
             log.error("staged_damage_found", partition=self.label, file=str(file.path), position=found.position,
@@ -309,9 +340,9 @@ class Staging:
             part = self._parts.get(found.uuid)
             if part is None:
                 part = self._parts[found.uuid] = Part(found.uuid, found.header)
-            if found.number == len(part.places) and part.is_whose(found.header):
-                part.add((file, found.position, found.length, found.header.crc), found.staged_us, self._now())
-                file.live += 1
+            if part.is_whose(found.header):
+                place = file, found.position, found.length, found.header.crc
+                part.offer(found.number, place, found.staged_us, self._now())
         elif found.kind == PREPARED:
             assert found.prepared is not None
             self._keep(found.prepared, file, found.staged_us)
@@ -442,13 +473,17 @@ class Staging:
                 if part.sets:
                     raise InvalidRequest(reason=f"part {part.number} for {self.label} is prepared and cannot grow")
                 now_us = self._clock.now_us()
-                file, position = self._write(
-                    [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
-                )
+                if part.length >= _OWN_FROM and self._segment_bytes() >= _ADOPTED_MIN:
+                    file, position = self._write_own(part, new)
+                    between = 0
+                else:
+                    file, position = self._write(
+                        [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
+                    )
+                    between = FRAME_SIZE
                 for header, data in new:
                     part.add((file, position, len(data), header.crc), now_us, self._written)
-                    file.live += 1
-                    position += len(data) + FRAME_SIZE
+                    position += len(data) + between
                 self._parts[uuid] = part
                 self._ask_sync_ahead(file)
             return len(part.places), part.length
@@ -477,30 +512,53 @@ class Staging:
         start = sum(map(len, buffers))
         for kind, number, uuid, crc, data in frames:
             buffers += (frame(file.salt, kind, len(data), number, uuid, now_us, crc), data)
+        return file, self._append(file, buffers, start + length) + start + FRAME_SIZE
+
+    def _write_own(self, part: Part, batches: Sequence[Batch]) -> tuple[StagedFile, int]:
+        """Write batches to the part's own file; returns it, and the position of the first."""
+        length = sum(len(data) for _, data in batches)
+        file = part.file
+        if file is None or (file.size and file.size + length > self._segment_bytes()):
+            if file is not None:
+                file.close()  # read from time to time
+            file = part.file = self._new_file(salt_of_part(part.uuid), part.uuid)
+        return file, self._append(file, [data for _, data in batches], length)
+
+    def _append(self, file: StagedFile, buffers: list[Buffer], length: int) -> int:
+        """Write at the end of a file; returns the position."""
         try:
-            position = file.append(buffers, start + length)
+            position = file.append(buffers, length)
         except TruncateFailed as error:
             self._errors.fail(error, "cutting off what was staged in part")
         except OSError as error:
             self._errors.refuse(error, "staging")
+        if self._written_to is not file:
+            self._written_to = file
+            file.runs.append((position, self.staged_end))
         self._written = self._now()
-        self.staged_end += start + length
-        return file, position + start + FRAME_SIZE
+        self.staged_end += length
+        return position
 
     def _file_for(self, length: int) -> StagedFile:
         """The file to write to, a new one if that is full."""
         active = self._active
         if active is not None and (not active.size or active.size + length <= _FILE_BYTES):
             return active
-        file = self._created(self._next_number, secrets.randbits(64))
-        file.begin = self.staged_end
+        self._active = self._new_file(secrets.randbits(64))
+        return self._active
+
+    def _new_file(self, salt: int, part: bytes = b"") -> StagedFile:
+        """A file with the next number. Raises DiskFull, StorageFailed."""
+        file = self._created(self._next_number, salt, part)
+        file.runs.append((0, self.staged_end))
+        self._written_to = file
         self._next_number += 1
-        self._files[file.number] = self._active = file
+        self._files[file.number] = file
         return file
 
-    def _created(self, number: int, salt: int) -> StagedFile:
+    def _created(self, number: int, salt: int, part: bytes) -> StagedFile:
         """A new file, also on disk. Raises DiskFull, StorageFailed."""
-        file = StagedFile(self._disk, self._folder, number, salt)
+        file = StagedFile(self._disk, self._folder, number, salt, part)
         try:
             if not self._has_folder:
                 self._make_folder()
@@ -542,7 +600,7 @@ class Staging:
             self._next_number = max(self._next_number, epoch << _EPOCH_BITS)
             now = self._now()
             for part in self._parts.values():
-                part.renewed = now
+                part.renewed, part.file = now, None
             for known in self._sets.values():
                 known.renewed = now
             self._remove_dead()
@@ -555,7 +613,7 @@ class Staging:
             return self._copies()
 
     def _copies(self) -> list[StagedCopy]:
-        return [StagedCopy(file.number, file.salt, file.size) for _, file in sorted(self._files.items())]
+        return [StagedCopy(file.number, file.salt, file.size, file.part) for _, file in sorted(self._files.items())]
 
     def end_epoch(self) -> None:
         """Another replica may lead from now on. It may have what was forgotten here without a record."""
@@ -574,7 +632,7 @@ class Staging:
             for _, file in sorted(self._files.items()):
                 size = sizes.get(file.number, 0)
                 if size < file.size:
-                    reached = min(reached, file.begin + size if file.begin >= 0 else -1)
+                    reached = min(reached, file.reached(size))
                     if left > 0:
                         pieces.append(StagedPiece(file, size, min(left, file.size - size)))
                         left -= pieces[-1].length
@@ -601,8 +659,11 @@ class Staging:
             lambda error: self._refuse(error, "reading what is staged"),
         )
 
-    def copy(self, number: int, position: int, data: Buffer) -> None:
+    def copy(self, number: int, part: bytes, position: int, data: Buffer) -> None:
         """Write bytes of a leader's file at the end of the copy here, and replay them.
+
+        Args:
+            part: whose file it is; empty: it has frames.
 
         Raises:
             InvalidRequest: the copy does not end there.
@@ -615,7 +676,7 @@ class Staging:
                 reason = f"staged file {number} of {self.label} has {file.size if file else 0} bytes, not {position}"
                 raise InvalidRequest(reason=reason)
             if file is None:
-                file = self._make_copy(number, data)
+                file = self._make_copy(number, part, data)
             try:
                 file.open_for_append()
                 file.append([data], len(data))
@@ -626,39 +687,51 @@ class Staging:
             self._written = self._now()
             self._replay_copy(file)
 
-    def _make_copy(self, number: int, data: Buffer) -> StagedFile:
-        salt = salt_of(memoryview(data))
+    def _make_copy(self, number: int, part: bytes, data: Buffer) -> StagedFile:
+        salt = salt_of_part(part) if part else salt_of(memoryview(data))
         if salt is None:
             raise InvalidRequest(reason=f"the beginning of staged file {number} of {self.label} is not one")
         if (unreadable := self._unreadable.pop(number, None)) is not None:  # it has the name
             self._remove_copy(unreadable)
-        file = self._created(number, salt)
+        file = self._created(number, salt, part)
         self._next_number = max(self._next_number, number + 1)
         self._files[number] = file
         return file
 
     def _replay_copy(self, file: StagedFile) -> None:
-        """Replay the frames of a copy that are whole now."""
+        """Replay what is whole now of a copy."""
         shared = file.share()
+
+        def read(position: int, length: int) -> bytes:
+            return self._disk.read(shared.fd, length, position)
+
+        found: list[Frame] = []
         try:
-            found = list(
-                scan_file(
-                    lambda position, length: self._disk.read(shared.fd, length, position),
-                    file.size,
-                    file.replayed,
-                    is_growing=True,
-                )
-            )
+            if file.part:
+                self._replay_part(file, read, file.replayed)
+            else:
+                found = list(scan_file(read, file.size, file.replayed, is_growing=True))
         except OSError as error:
             self._errors.refuse(error, "reading what was copied")
         finally:
             shared.release()
+        if file.part:
+            self._note_grown(file.part)
         for each in found:
             self._replay(file, each)
             file.replayed = each.position + each.length
             if each.kind == PREPARED and (known := self._sets.get(each.uuid)) is not None:
                 known.lost = self._fault_of(known.prepared)
                 self._has_unsynced_set = True
+
+    def _note_grown(self, uuid: bytes) -> None:
+        """A part has got batches of which a set may know already."""
+        part = self._parts.get(uuid)
+        if part is not None and part.sets:
+            self._has_unsynced_set = True
+            for known in self._sets.values():
+                if part in known.parts:
+                    known.lost = self._fault_of(known.prepared)
 
     def keep_only(self, copies: Iterable[StagedCopy]) -> None:
         """Remove and cut the copies of what a leader does not have (any more), and those that cannot be read here. What
@@ -823,7 +896,7 @@ class Staging:
             if told_in is not None and file is not told_in:
                 told_in.drops.add(file.number)
         if told_in is not None:
-            told_in.ends |= told_in.drops | {place[0].number for part in known.parts for place in part.places}
+            told_in.ends |= told_in.drops | {file.number for part in known.parts for file in part.files()}
         for part in known.parts:
             part.sets -= 1
             if not part.sets:
@@ -863,8 +936,7 @@ class Staging:
 
     def _forget_part(self, part: Part) -> None:
         del self._parts[part.uuid]
-        for file, *_ in part.places:
-            file.live -= 1
+        part.forget()
 
     def abort(self, uuids: Iterable[bytes]) -> None:
         """Forget parts that are not prepared."""
@@ -998,8 +1070,9 @@ class Staging:
             known.lost = str(damaged)
             return self._lost_error(known)
 
-    def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch]]:
-        """The batches of a prepared set in their order, some at a time; writable, and good until the next ones.
+    def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch] | WholeFile]:
+        """The batches of a prepared set in their order, some at a time; writable, and good until the next ones. Those
+        that are all of a large file come as that.
 
         Args:
             is_there: (part, number of a batch) -> whether it is to be left out.
@@ -1018,14 +1091,37 @@ class Staging:
             parts = list(known.parts)
         for part in parts:
             wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
-            try:
-                for batches in read_batches(part, wanted, self._read, self.label):
-                    yield batches
-                    known.counted[False] = 0  # they were appended
-            except PartDamaged as damaged:
-                raise self._found_lost(known, damaged) from None
-            except _Dropped:
-                raise self._led_elsewhere() from None
+            for file, numbers in part.by_file(wanted):
+                yield from self._pieces_of(known, part, file, numbers)
+
+    def _pieces_of(
+        self, known: _Set, part: Part, file: StagedFile, numbers: list[int]
+    ) -> Iterator[list[Batch] | WholeFile]:
+        copies = self._copied(known, part, numbers)
+        if file.part and _ADOPTED_MIN <= file.size <= self._segment_bytes():
+            places = [part.places[number] for number in numbers]
+            if sum(length for _, _, length, _ in places) == file.size:
+                with self._losing(known):
+                    headers = read_headers(part, numbers, self._read)
+                yield WholeFile(file.path, headers, copies)
+                return
+        yield from copies
+
+    def _copied(self, known: _Set, part: Part, numbers: list[int]) -> Iterator[list[Batch]]:
+        with self._losing(known):
+            for batches in read_batches(part, numbers, self._read, self.label):
+                yield batches
+                known.counted[False] = 0  # they were appended
+
+    @contextmanager
+    def _losing(self, known: _Set) -> Iterator[None]:
+        """Reads batches of a set in the `with` block. Raises StagedPartLost, Closed."""
+        try:
+            yield
+        except PartDamaged as damaged:
+            raise self._found_lost(known, damaged) from None
+        except _Dropped:
+            raise self._led_elsewhere() from None
 
     def _led_elsewhere(self) -> Closed:
         """A set is gone amid its apply: a drop waits for that, but a new leader does not."""

@@ -101,6 +101,15 @@ class Disk:
         """Rename a file or folder. A file that has the new name is replaced, and so is an empty folder."""
         os.replace(old, new)
 
+    def link(self, path: Path, new: Path) -> None:
+        """Give a file a second name. Raises FileExistsError if the name is taken, OSError if the file system has no
+        such thing."""
+        os.link(path, new)
+
+    def name_count(self, fd: int) -> int:
+        """How many names an open file has."""
+        return os.fstat(fd).st_nlink
+
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 

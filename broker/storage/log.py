@@ -9,7 +9,8 @@ of a file (`FileSlice`).
 Threads:
 
 - `_lock` guards all state that changes. Appends hold it. The only steps under it that wait for the disk are the write
-  of an append, the creation of a file, the save of a new leader epoch, and a truncation. Syncs, renames, other saves
+  of an append, the creation of a file, the stamping of one that becomes a segment (`adopt`), the save of a new leader
+  epoch, and a truncation. Other syncs, renames, other saves
   and deletions run while appends continue.
 - `_flush_lock` is taken before `_lock`. It lets one flush run at a time.
 - `_save_lock` is taken before `_flush_lock`. Indexes and states are saved, and segments deleted, under it.
@@ -455,7 +456,12 @@ class Log:
         active = self._active
         now_us = self._clock.now_us()
         epochs = self._epochs
-        if not epochs.is_saved or active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us):
+        if (
+            not epochs.is_saved
+            or active.size + length > self._segment_bytes
+            or active.is_full
+            or active.is_old(self._segment_us, now_us)
+        ):
             active = self._ready(length, now_us)
         epoch, offset = epochs.last, self._end_offset
         buffers: list[Buffer] = []
@@ -486,11 +492,9 @@ class Log:
 
     def _ready(self, length: int, now_us: int) -> Segment:
         """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
-        if not self._epochs.is_saved:
-            # With other replicas also what batches show: a batch that is damaged is repaired by the epoch that it had.
-            self._save_epochs(durable=self._high_watermark is not None or not self._epochs.are_in_batches)
+        self._save_begun_epoch()
         active = self._active
-        if (
+        if active.is_full or (
             active.size
             and (active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us))
             and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
@@ -498,6 +502,11 @@ class Log:
             self._roll()
             return self._active
         return active
+
+    def _save_begun_epoch(self) -> None:
+        if not self._epochs.is_saved:
+            # With other replicas also what batches show: a batch that is damaged is repaired by the epoch that it had.
+            self._save_epochs(durable=self._high_watermark is not None or not self._epochs.are_in_batches)
 
     def _append_failed(self, error: OSError | TruncateFailed) -> NoReturn:
         if isinstance(error, TruncateFailed):
@@ -541,6 +550,41 @@ class Log:
             self._write(list(batches), sum(header.length for header, _ in batches), [])
             if self._active.size - self._flushed_position >= _FLUSH_AHEAD_DECIDED:
                 self._ask_flush()
+
+    def adopt(self, path: Path, headers: Sequence[BatchHeader], leader_epoch: int) -> bool:
+        """As `append_decided`, of the batches that a file of the same disk has, which becomes the next segment: nothing
+        of it is written again but what is stamped. It keeps its old name too.
+
+        Args:
+            headers: of all that the file has, in order.
+
+        Returns:
+            False if it cannot become a segment now; the caller appends the batches.
+
+        Raises:
+            As `append_decided`.
+        """
+        with self._lock:
+            self._check_usable()
+            if leader_epoch != self._leader_epoch:
+                raise self._fenced(leader_epoch)
+            if not self._active.size:  # an empty segment has the name
+                return False
+            self._save_begun_epoch()
+            now_us, epoch = self._clock.now_us(), self._epochs.last
+            new = self._next_segment()
+            try:
+                if not new.adopt(path, headers, epoch, now_us):
+                    return False
+            except OSError as error:
+                self._errors.refuse(error, "making a segment of what is staged")
+            offset = self._end_offset
+            self._begin(new)
+            log.info("segment_adopted", partition=self.label, base_offset=offset, bytes=new.size)
+            for header in headers:
+                self._apply_progress.record(header, offset, now_us)
+                offset += header.last_offset_delta + 1
+            return True
 
     def append_stamped(self, data: memoryview, leader_epoch: int) -> int:
         """Append record batches as they stand in the leader's log. Segments roll by this log's own settings. Producers
@@ -701,18 +745,26 @@ class Log:
         Raises:
             DiskFull: nothing changed; the next append tries again.
         """
-        old = self._active
-        assert old.size > 0
-        new = Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes, NEXT_SUFFIX)
-        new.leader_epoch = old.leader_epoch
+        new = self._next_segment()
+        new.leader_epoch = self._active.leader_epoch
         try:
             new.create()
         except OSError as error:
             self._errors.refuse(error, "creating a segment")
+        self._begin(new)
+
+    def _next_segment(self) -> Segment:
+        return Segment(self._disk, self.directory, self._end_offset, self.settings.index_interval_bytes, NEXT_SUFFIX)
+
+    def _begin(self, new: Segment) -> None:
+        """Make a segment that begins at the end offset the active one."""
+        old = self._active
+        assert old.size > 0
         self._unsynced_rolls.append(_Roll(old, new, self._producers.snapshot(self._end_offset)))
         self._segments.append(new)
         self._active = new
         self._flushed_position = 0
+        self._end_offset = new.end_offset
         self._publish()
         self._ask_flush()
         log.info("segment_rolled", partition=self.label, base_offset=new.base_offset, bytes=old.size)
@@ -1173,6 +1225,8 @@ class Log:
         self._snapshots.drop_producers_after(end_offset)
         self._disk.sync_dir(self.directory)
         segment.close()
+        if cut.is_full:
+            log.info("adopted_segment_cut", partition=self.label, base_offset=cut.base_offset, bytes=position)
         cut.cut(position)
         self._flushed_offset, self._flushed_position = end_offset, position
         self._saved_offset = -1  # the index was forgotten, and the producers' state may be older

@@ -10,6 +10,7 @@ tail the file may end within a slice.
 
 from __future__ import annotations
 
+import errno
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +21,11 @@ from typing import NamedTuple, NoReturn, Self
 from fastcrc.crc32 import iscsi as crc32c
 
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
-from broker.storage.disk import Buffer, Disk, append_all
+from broker.storage.disk import Buffer, Disk, append_all, write_all
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places, united
+from broker.storage.linked import open_alone
 from broker.storage.scan import Places, Read, Scan, scan
-from kafkalog.format.batch import HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_at
+from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_at, stamp
 
 
 class Hint(NamedTuple):
@@ -130,6 +132,8 @@ INDEX_SUFFIX = ".index"
 NEXT_SUFFIX = ".next"
 """Suffix of a segment's file until the segment before it is synced. The suffix `.log` proves that every earlier segment
 was synced."""
+_NO_SECOND_NAME = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+"""What file systems say that have no second names, or no more of them."""
 _FIRST_READ = 4096
 _NEXT_READ = 1 << 16
 _CHECKED = struct.Struct("<qiiqI")  # the fields under header_crc, and header_crc
@@ -156,7 +160,8 @@ def base_offset_of(name: str, suffix: str) -> int | None:
 
 class Segment:
     """A segment's file, index and totals (size, end offset, maximum timestamp, append times, leader epoch). After an
-    append, the log sets `leader_epoch`."""
+    append, the log sets `leader_epoch`. If it `is_full`, nothing may be appended: its file has a second name, under
+    which it must stay as it is."""
 
     def __init__(
         self, disk: Disk, folder: Path, base_offset: int, index_interval_bytes: int, suffix: str = LOG_SUFFIX
@@ -167,6 +172,7 @@ class Segment:
         self._file: SharedFile | None = None
         self.index = Index(base_offset, index_interval_bytes)
         self.damaged: tuple[Damage, ...] = ()
+        self.is_full = False
         self.start_over()
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -190,6 +196,7 @@ class Segment:
     def open_for_append(self) -> None:
         self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
         self.size = self._disk.size(self._file.fd)
+        self.is_full = self._disk.name_count(self._file.fd) > 1
 
     def open_closed(self) -> None:
         """Set `size` from the file of a segment that is not appended to any more. The file is not kept open."""
@@ -391,6 +398,38 @@ class Segment:
         self.size = position + length
         return position
 
+    def adopt(self, path: Path, headers: Sequence[BatchHeader], leader_epoch: int, now_us: int) -> bool:
+        """Take a file that has these batches and nothing else: stamp them, sync it, and give it the segment's name too.
+
+        Returns:
+            False if it cannot have two names, or is not there: nothing has changed, except for what is stamped.
+
+        Raises:
+            OSError: as with False.
+        """
+        try:
+            self._file = SharedFile(self._disk, self._disk.open(path, write=True))
+        except FileNotFoundError:
+            return False
+        stamped = bytearray(CRC_FROM)
+        for header in headers:
+            stamped[8:12] = header.length.to_bytes(4, "little")
+            stamp(stamped, self.end_offset, leader_epoch, now_us)
+            write_all(self._disk, self._file.fd, [stamped[: STAMPED_SIZE + 4]], self.size)
+            self.note(header, self.end_offset, self.size, now_us)
+            self.size += header.length
+        self._disk.sync(self._file.fd)  # before it has the name: a start would cut off what is not stamped
+        try:
+            self._disk.link(path, self.path)
+        except OSError as error:
+            self.close()
+            if error.errno not in _NO_SECOND_NAME:
+                raise
+            return False
+        self.leader_epoch = leader_epoch
+        self.is_full = True
+        return True
+
     def note(self, header: BatchHeader, base_offset: int, position: int, append_us: int) -> None:
         """Add an appended batch to index and totals. `header` may be the one from before the batch was stamped."""
         if position >= self.index.next_position:
@@ -408,7 +447,13 @@ class Segment:
         self._disk.sync(self._file.fd)
 
     def cut(self, position: int) -> None:
-        """Truncate the file durably, and set `size`. The caller updates index and the other totals."""
+        """Truncate the file durably, and set `size`. The caller updates index and the other totals. A file with another
+        name is replaced."""
+        if self.is_full:
+            self.close()
+            self._file = SharedFile(self._disk, open_alone(self._disk, self.path, position))
+            self._disk.sync_dir(self.path.parent)
+            self.is_full = False
         assert self._file is not None
         self._disk.truncate(self._file.fd, position)
         self._disk.sync(self._file.fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from broker.replica.host import Host
 from broker.requests import staging
 from broker.storage.log import Log
+from kafkalog import Consumer, TopicPartition
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import connection_settings, parse_producer
 from kafkalog.client.transaction.coordinator import CommitBatch, Outcome, TransactionCoordinator
@@ -81,3 +83,39 @@ def test_a_prepare_of_more_parts_than_a_message_holds_is_cut(start_broker: Start
     assert whole.ByteSize() > 2 << 20
     coordinator.close()
     cluster.close()
+
+
+def test_most_of_a_large_part_is_written_once(start_broker: StartBroker) -> None:
+    """Of 48 MB in one part 8 MiB are copied into the log; the rest becomes a segment of it as it is. Each row is read
+    once, in order."""
+    broker = start_broker()
+    broker.new_topic("t", 1)
+    settings = parse_producer({})
+    cluster = Cluster(f"127.0.0.1:{broker.broker.grpc_port}", connection_settings(settings))
+    coordinator = TransactionCoordinator(cluster, settings)
+    rows, size, batches = 2000, 1200, 20
+    with PartStager(cluster, settings, "spark-batch-z", 0, 0) as stager:
+        for first in range(0, rows * batches, rows):
+            values = [number.to_bytes(8, "big") + bytes(size) for number in range(first, first + rows)]
+            stager.stage({"t": pa.table({"value": pa.array(values, pa.binary())})})
+        parts = stager.finish()
+    [partition] = broker.broker.host.hosted.values()
+    assert coordinator.commit(CommitBatch("spark-batch-z", 0, "run", False, b"", parts)) is Outcome.COMMITTED
+    segments = partition.log.view.segments
+    copied, adopted = (segment.path.stat() for segment in segments)
+    assert copied.st_size < 12 << 20 < 32 << 20 < adopted.st_size
+    assert partition.log.end_offset == rows * batches
+    with Consumer(cluster) as consumer:
+        consumer.assign({TopicPartition("t", 0): "earliest"})
+        found = [value[:8] for batch in _until(consumer, rows * batches) for value in batch.column("value").to_pylist()]
+    assert found == [number.to_bytes(8, "big") for number in range(rows * batches)]
+    coordinator.close()
+    cluster.close()
+
+
+def _until(consumer: Consumer, count: int) -> Iterator[pa.RecordBatch]:
+    for batch in consumer.arrow_batches():
+        yield batch
+        count -= batch.num_rows
+        if count <= 0:
+            return

@@ -220,6 +220,16 @@ class MemoryDisk(Disk):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
         folder.change((new.name, folder.names[old.name]), (old.name, None))
 
+    def link(self, path: Path, new: Path) -> None:
+        self._step(f"link {new.name}")
+        file, folder = self._file(path), self._folder(new.parent)
+        if new.name in folder.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path), None, str(new))
+        folder.change((new.name, file))
+
+    def name_count(self, fd: int) -> int:
+        return _name_count(self.root, self._open[fd])
+
     def unlink(self, path: Path) -> None:
         if isinstance(self._folder(path.parent).names.get(path.name), Folder):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -269,6 +279,12 @@ class MemoryDisk(Disk):
 
     def identity(self, fd: int) -> str:
         return str(id(self._open[fd]))
+
+
+def _name_count(folder: Folder, file: File) -> int:
+    return sum(
+        _name_count(found, file) if isinstance(found, Folder) else found is file for found in folder.names.values()
+    )
 
 
 def _write(file: File, data: bytes, position: int) -> None:

@@ -20,8 +20,8 @@ import pytest
 from broker.replica.partition import Partition
 from broker.staging import part as staged_part
 from broker.staging import staging
+from broker.staging.copies import StagedCopy, agreed_copies
 from broker.staging.format import PartSpec, PreparedSet
-from broker.staging.staging import StagedCopy, agreed_copies
 from broker.storage.apply_progress import PROGRESS_KEPT_US
 from broker.storage.log_dir import LogDirectory
 from kafkalog.clock import ManualClock
@@ -38,9 +38,13 @@ TRANSACTION, PRODUCER = "spark-stream-1", 1 << 62
 OTHER, OTHER_PRODUCER = "app-1", 1 << 62 | 1
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes at which a few small batches fill files and are read in several pieces."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["copied", "adopted"])
+def small_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Sizes at which a few small batches fill files and are read in several pieces. Adopted: all batches of a part but
+    the first are in files of its own, which become segments."""
+    if request.param:
+        monkeypatch.setattr(staging, "_OWN_FROM", 1)
+        monkeypatch.setattr(staging, "_ADOPTED_MIN", 1)
     monkeypatch.setattr(staging, "_FILE_BYTES", 5000)
     monkeypatch.setattr(staging, "_WASTE_MAX", 2000)
     monkeypatch.setattr(staged_part, "_PIECE_BYTES", 1000)
@@ -313,8 +317,9 @@ def test_the_workload_by_itself_keeps_its_promises_and_closes_its_files() -> Non
     work.run()
     assert disk.open_files == 0
     assert len(work.applied) == 3
-    assert len([name for name in disk.steps if name.startswith("create") and name.endswith(".staged")]) >= 3
-    assert [name for name in disk.steps if name.startswith("unlink") and name.endswith(".staged")]
+    assert len([name for name in disk.steps if name.startswith("create") and name.endswith((".staged", ".part"))]) >= 3
+    assert [name for name in disk.steps if name.startswith("unlink") and name.endswith((".staged", ".part"))]
+    assert any(name.startswith("link") for name in disk.steps) == (staging._OWN_FROM == 1)
     check(disk, work, power_cut=False)
 
 
@@ -433,12 +438,11 @@ def test_damage_of_a_staged_batch_loses_its_set_and_is_never_served() -> None:
     work._stage(FIRST)
     work._prepare(FIRST)
     directory.close(clean=False)
-    (name, _) = work.disk.names(work.partition.log.directory / staging.STAGING)
-    path = work.partition.log.directory / staging.STAGING / name
-    size = work.disk.file_size(path)
-    for at in range(0, size, 7):
+    folder = work.partition.log.directory / staging.STAGING
+    paths = [folder / name for name in work.disk.names(folder) if name != staging.COMPLETE]
+    for damaged, at in ((path, at) for path in paths for at in range(0, work.disk.file_size(path), 7)):
         disk = work.disk.after_kill()
-        disk.bytes_of(path)[at] ^= 16
+        disk.bytes_of(damaged)[at] ^= 16
         partition = open_partition(open_directory(disk))
         try:
             apply(partition, FIRST)
@@ -542,8 +546,9 @@ def copy_staged(leader: Partition, follower: Partition, epoch: int) -> None:
             return
         if files is not None:
             follower.following.keep_only_staged(files, epoch)
-        for piece in pieces:
-            follower.following.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), epoch)
+        for piece, found in pieces:
+            data = memoryview(found.read())
+            follower.following.copy_staged(piece.file.number, piece.file.part, piece.position, data, epoch)
     raise AssertionError("it never has all")
 
 
@@ -687,8 +692,9 @@ def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_fail
     prepare(leader, FIRST)
     follower.role.follow(1, 3)
     _, pieces = leader.staged.news(follower.following.position().staged, 1 << 20)
-    for piece in pieces:
-        follower.following.copy_staged(piece.segment_base_offset, piece.position, memoryview(piece.read()), 3)
+    for piece, found in pieces:
+        data = memoryview(found.read())
+        follower.following.copy_staged(piece.file.number, piece.file.part, piece.position, data, 3)
 
     def no_room() -> NoReturn:
         raise DiskFull(directory="/data")

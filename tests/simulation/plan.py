@@ -65,6 +65,7 @@ class Plan:
         latency_seconds: of the network.
         stages: there are exactly-once writes too.
         staged_file_bytes: at which a file of what is staged is full.
+        adopts: parts have files of their own from their second batch on, which become segments.
         deletes: readers delete what they have read.
     """
 
@@ -79,6 +80,7 @@ class Plan:
     latency_seconds: float
     stages: bool
     staged_file_bytes: int
+    adopts: bool
     deletes: bool
     faults: list[Fault] = field(default_factory=list)
 
@@ -142,6 +144,7 @@ def plan(seed: int) -> Plan:
         chance.choice((0.0003, 0.0003, 0.003, 0.02)),
         chance.random() < 0.5,
         random.Random(f"staged files {seed}").choice((1000, 2000, 5000)),
+        random.Random(f"adopted files {seed}").random() < 0.5,
         random.Random(f"deletes {seed}").random() < 0.4,
         faults,
     )

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from broker.config import BrokerSettings
@@ -53,6 +53,8 @@ OF_LOGS = {
     "follower cut its log": r"^log_truncated\b",
     "truncation across two epochs": r"^log_truncated\b.*\bepochs=([2-9]|[1-9][0-9])",
     "damaged end cut": r"^damaged_end_cut\b",
+    "staged file became a segment": r"^segment_adopted\b",
+    "truncation of such a segment": r"^adopted_segment_cut\b",
     "begun anew after deletions": r"^log_reset\b.*\boffset=[1-9]",
 }
 PROBES = (
@@ -376,7 +378,10 @@ class World:
     @contextmanager
     def _small_staged_files(self) -> Iterator[None]:
         size = self.plan.staged_file_bytes
-        with mock.patch.multiple(staging, _FILE_BYTES=size, _WASTE_MAX=size // 2):
+        sizes: dict[str, Any] = {"_FILE_BYTES": size, "_WASTE_MAX": size // 2}
+        if self.plan.adopts:
+            sizes |= {"_OWN_FROM": 1, "_ADOPTED_MIN": 1}
+        with mock.patch.multiple(staging, **sizes):
             yield
 
     def _run(self) -> None:
