@@ -278,7 +278,7 @@ class ReplicaFetcher:
             start = news.length
             for piece in () if full else news.pieces:
                 came = data[start : start + piece.length]
-                replica.following.copy_staged(piece.number, piece.part, piece.position, came, epoch)
+                replica.following.copy_staged(piece.number, piece.salt, piece.part, piece.position, came, epoch)
                 start += piece.length
         except DiskFull as error:
             full = error

@@ -205,10 +205,10 @@ class Following:
         self._cut_to(offset)
         self._log.high_watermark = self._role.readable_limit = offset
 
-    def copy_staged(self, number: int, part: bytes, position: int, data: memoryview, epoch: int) -> None:
+    def copy_staged(self, number: int, salt: int, part: bytes, position: int, data: memoryview, epoch: int) -> None:
         """Write bytes of a file of what is staged at the leader. Raises as `Staging.copy`, FencedLeaderEpoch."""
         with self._following(epoch):
-            self._staging.copy(number, part, position, data)
+            self._staging.copy(number, salt, part, position, data)
 
     def keep_only_staged(self, copies: Iterable[StagedCopy], epoch: int) -> None:
         """Forget what the leader has not staged (any more); see Staging.keep_only."""

@@ -242,7 +242,11 @@ class ReplicaSession:
             for each, found in lacking:
                 answer.slices.append(found)
                 news.pieces.add(
-                    number=each.file.number, part=each.file.part, position=each.position, length=each.length
+                    number=each.file.number,
+                    position=each.position,
+                    length=each.length,
+                    part=each.file.part,
+                    salt=each.file.salt if each.file.part else 0,
                 )
             length = piece.length + sum(each.length for each, _ in lacking)
             answer.length += length

@@ -22,10 +22,10 @@ of one partition that are to be appended together, in this order, once their tra
     for each part:  16s uuid, u32 part, u32 batches, u64 length
     transactional id, UTF-8, padded with zeros to a multiple of 8
 
-A part of which much has come gets files of its own, `%020d-<uuid>.part`. They have nothing but its next record batches,
-one after the other, so that such a file can become a segment of the log as it is. What the leader of a log stamps into
-a header is not part of what was staged: a stop while a file is stamped leaves it stamped in part, and a torn header is
-told by its checksum, and the batch by the checksum of the rest.
+A part of which much has come gets files of its own, `%020d-<uuid>-<salt>.part`. They have nothing but its next record
+batches, one after the other, so that such a file can become a segment of the log as it is. What the leader of a log
+stamps into a header is not part of what was staged: a stop while a file is stamped leaves it stamped in part. A batch
+is known by the checksum of what follows.
 
 The salt is random and unknown to clients, so a record's bytes cannot pass for a frame. After damage, frames are
 searched at every step of 8 bytes, so damage costs only the frames in which it lies. After a start a file is not
@@ -183,11 +183,11 @@ def scan_file(read: Read, size: int, from_position: int = 0, *, is_growing: bool
 
 
 class PartBatch(NamedTuple):
-    """A batch of a part's file. `is_torn`: its header has to be stamped anew; `fault`: what is wrong with its body."""
+    """A batch of a part's file, with a header whose stamped fields mean nothing. `fault`: what is wrong with its
+    body."""
 
     position: int
     header: BatchHeader
-    is_torn: bool
     fault: str | None
 
 
@@ -205,7 +205,7 @@ def scan_part(read: Read, size: int, from_position: int = 0) -> Iterator[PartBat
         fault = body_fault(header, read(position, header.length))
         if is_torn and fault is not None:
             return
-        yield PartBatch(position, header, is_torn, fault)
+        yield PartBatch(position, header, fault)
         position += header.length
 
 

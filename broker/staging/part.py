@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from broker.storage.disk import Buffer, Disk, append_all, write_all
+from broker.storage.disk import Buffer, Disk, append_all
 from broker.storage.linked import open_alone
 from broker.storage.segment import SharedFile
 from kafkalog.errors import CorruptBatch
@@ -29,28 +29,25 @@ from kafkalog.format.batch import (
     body_fault,
     header_at,
     read_header,
+    stamp,
 )
 from kafkalog.format.producer_ids import family_of
 
 STAGED_SUFFIX = ".staged"
 PART_SUFFIX = ".part"
-_NAME = re.compile(r"(\d{20})(?:-([0-9a-f]{32})\.part|\.staged)")
+_NAME = re.compile(r"(\d{20})(?:-([0-9a-f]{32})-([0-9a-f]{16})\.part|\.staged)")
 
 
-def staged_path(folder: Path, number: int, part: bytes = b"") -> Path:
-    """Args: part: the uuid of the part whose file it is; empty: it has frames."""
-    return folder / (f"{number:020d}-{part.hex()}{PART_SUFFIX}" if part else f"{number:020d}{STAGED_SUFFIX}")
+def staged_path(folder: Path, number: int, salt: int, part: bytes) -> Path:
+    name = f"-{part.hex()}-{salt:016x}{PART_SUFFIX}" if part else STAGED_SUFFIX
+    return folder / f"{number:020d}{name}"
 
 
-def numbered(name: str) -> tuple[int, bytes] | None:
-    """The number and the part in a file's name; None if it is none of a staged file."""
+def named(name: str) -> tuple[int, int, bytes] | None:
+    """The number of a staged file by its name, and of a part's file its salt and the part's uuid (else 0 and nothing);
+    None if it is none."""
     match = _NAME.fullmatch(name)
-    return (int(match[1]), bytes.fromhex(match[2] or "")) if match else None
-
-
-def salt_of_part(uuid: bytes) -> int:
-    """What tells a part's file from another of its number."""
-    return int.from_bytes(uuid[:8], "little")
+    return (int(match[1]), int(match[3] or "0", 16), bytes.fromhex(match[2] or "")) if match else None
 
 
 class StagedFile:
@@ -58,7 +55,7 @@ class StagedFile:
 
     Attributes:
         part: the uuid of the part of which alone it has batches, without frames; empty: it has frames.
-        salt: of its frames' checksums; of a part's file, what `salt_of_part` says.
+        salt: of its frames' checksums. A part's file has it in its name.
         size: where the next bytes go.
         synced: bytes before it are known to be durable.
         live: how many needed batches and prepared sets are in it.
@@ -73,7 +70,7 @@ class StagedFile:
 
     def __init__(self, disk: Disk, folder: Path, number: int, salt: int, part: bytes = b"") -> None:
         self._disk = disk
-        self.path = staged_path(folder, number, part)
+        self.path = staged_path(folder, number, salt, part)
         self.number = number
         self.part = part
         self.salt = salt
@@ -120,12 +117,11 @@ class StagedFile:
         position, staged = self.runs[bisect_right(self.runs, size, key=itemgetter(0)) - 1]
         return staged + size - position
 
-    def overwrite(self, data: bytes, position: int) -> None:
-        """Write bytes in place of others. Raises OSError."""
-        self.open_for_append()
-        assert self._file is not None
-        write_all(self._disk, self._file.fd, [data], position)
-        self.synced = min(self.synced, position)
+    def renumber(self, number: int) -> None:
+        """Rename the file. Raises OSError."""
+        path = staged_path(self.path.parent, number, self.salt, self.part)
+        self._disk.rename(self.path, path)
+        self.path, self.number = path, number
 
     def cut(self, size: int) -> None:
         """Cut off what is behind a size; durable after the next sync."""
@@ -133,6 +129,10 @@ class StagedFile:
         assert self._file is not None
         self._disk.truncate(self._file.fd, size)
         self.size, self.synced = size, 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
 
     def close(self) -> None:
         file, self._file, self._is_writable = self._file, None, False
@@ -279,11 +279,20 @@ def read_headers(part: Part, wanted: Sequence[int], read: Read) -> list[BatchHea
     for number in wanted:
         file, position, length, crc = part.places[number]
         read(file, buffer, position)
+        _unstamp(file, buffer, length)
         header = header_at(buffer)
         if header is None or (header.length, header.crc) != (length, crc):
             raise PartDamaged(f"batch {number} of part {part.number}: its header is not the one that was staged")
         headers.append(header)
     return headers
+
+
+def _unstamp(file: StagedFile, batch: memoryview, length: int) -> None:
+    """Make good, in memory, what a leader stamps into a part's file before that becomes a segment: a stop, a full disk,
+    or a read amid it, may show it in part."""
+    if file.part:
+        batch[8:12] = length.to_bytes(4, "little")
+        stamp(batch, 0, 0, 0)
 
 
 def read_batches(part: Part, wanted: Sequence[int], read: Read, label: str) -> Iterator[list[Batch]]:
@@ -304,7 +313,8 @@ def check_batches(part: Part, wanted: Sequence[int], read: Read, buffer: ReadBuf
     """
     for piece in buffer.pieces(part, wanted, read):
         for number, data in piece:
-            crc = part.places[number][3]
+            file, _, length, crc = part.places[number]
+            _unstamp(file, data, length)
             header_crc, crc_there = _CRCS.unpack_from(data, STAMPED_SIZE)
             if crc32c(data[:STAMPED_SIZE]) != header_crc:
                 raise PartDamaged(f"batch {number} of part {part.number}: its header's checksum does not match")
@@ -325,6 +335,7 @@ def _together(places: Sequence[Place], wanted: Sequence[int], at: int) -> tuple[
 
 
 def _checked(data: memoryview, part: Part, number: int, label: str) -> BatchHeader:
+    _unstamp(part.places[number][0], data, len(data))
     try:
         header = read_header(data, 0, label)
         fault = body_fault(header, data)

@@ -312,6 +312,8 @@ def _open_last(
         elif described < size:
             segment.sync()  # a killed process may leave bytes that are only in the page cache
     except OSError as error:  # any error: a second attempt could not trust the page cache
+        if segment.is_full and is_full(error):  # what the cut copies has no room; nothing has changed
+            raise
         errors.fail(error, "fdatasync of recovered bytes")
     if found.damaged:
         _unless_full(segment.save_index)

@@ -1153,12 +1153,13 @@ class Log:
         `begin_epoch`.
 
         Returns:
-            The new end offset: the given one, or the start of the batch or damaged range that contained it, or the old
-            end offset if that is smaller.
+            The new end offset: the given one, or the start of the batch or damaged range that contained it, or of the
+            segment if that was adopted and is not replicated yet; or the old end offset if that is smaller.
 
         Raises:
             OffsetOutOfRange: the offset is before the start.
-            DiskFull: a segment could not be renamed, or the checkpoint not written; nothing was cut.
+            DiskFull: a segment could not be renamed, or an adopted one not copied, or the checkpoint not written;
+                nothing was cut.
             StorageFailed: the directory is out of service.
         """
         with self._save_lock, self._flush_lock, self._lock:
@@ -1202,14 +1203,28 @@ class Log:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         position, end_offset = self.reader.boundary(view, number, offset)
+        cut = segment.cut_copy(position, end_offset)
+        if cut.is_full and segment.base_offset >= max(self.high_watermark, view.start_offset):
+            # All of it is copied again: that takes less than a copy of what could stay, which needs room too.
+            position, end_offset = 0, segment.base_offset
+            cut = segment.cut_copy(position, end_offset)
+        if cut.is_full:
+            try:
+                cut.copied_to(position)  # first: there may be no room
+            except OSError as error:
+                self._errors.refuse(error, "copying what stays of a segment")
         # A start must not report the cut records as missing, nor use their saved state for later records.
         checkpoint = self._snapshots.checkpoint._replace(
             start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)
         )
         if end_offset < checkpoint.recovery_point:
             checkpoint = checkpoint._replace(recovery_point=end_offset, recovery_position=position)
-        self._snapshots.write_checkpoint(checkpoint)
-        later, cut = self._segments[number + 1 :], segment.cut_copy(position, end_offset)
+        try:
+            self._snapshots.write_checkpoint(checkpoint)
+        except BaseException:
+            cut.forget_copy()
+            raise
+        later = self._segments[number + 1 :]
         self._segments, self._active = [*self._segments[:number], cut], cut
         self._unsaved_rolls = [roll for roll in self._unsaved_rolls if roll.old in self._segments]
         self._end_offset = end_offset

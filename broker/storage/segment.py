@@ -23,7 +23,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from broker.storage.checkpoint import TEMPORARY, read_whole, write_atomic
 from broker.storage.disk import Buffer, Disk, append_all, write_all
 from broker.storage.index import NO_TIME, Damage, Index, Summary, decode_index, encode_index, places, united
-from broker.storage.linked import open_alone
+from broker.storage.linked import copy_beside, discard, take_place
 from broker.storage.scan import Places, Read, Scan, scan
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, STAMPED_SIZE, BatchHeader, header_at, stamp
 
@@ -132,8 +132,8 @@ INDEX_SUFFIX = ".index"
 NEXT_SUFFIX = ".next"
 """Suffix of a segment's file until the segment before it is synced. The suffix `.log` proves that every earlier segment
 was synced."""
-_NO_SECOND_NAME = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
-"""What file systems say that have no second names, or no more of them."""
+_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a second name that mean more than that there can be none."""
 _FIRST_READ = 4096
 _NEXT_READ = 1 << 16
 _CHECKED = struct.Struct("<qiiqI")  # the fields under header_crc, and header_crc
@@ -173,6 +173,7 @@ class Segment:
         self.index = Index(base_offset, index_interval_bytes)
         self.damaged: tuple[Damage, ...] = ()
         self.is_full = False
+        self._copy: tuple[int, int] | None = None  # see `copied_to`: its length and descriptor
         self.start_over()
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -423,9 +424,9 @@ class Segment:
             self._disk.link(path, self.path)
         except OSError as error:
             self.close()
-            if error.errno not in _NO_SECOND_NAME:
+            if error.errno in _FAILS:
                 raise
-            return False
+            return False  # some file systems have no second names, and say so in various ways
         self.leader_epoch = leader_epoch
         self.is_full = True
         return True
@@ -450,14 +451,31 @@ class Segment:
         """Truncate the file durably, and set `size`. The caller updates index and the other totals. A file with another
         name is replaced."""
         if self.is_full:
+            copy = self.copied_to(position)
             self.close()
-            self._file = SharedFile(self._disk, open_alone(self._disk, self.path, position))
+            self._copy = None
+            self._file = SharedFile(self._disk, take_place(self._disk, self.path, copy))
             self._disk.sync_dir(self.path.parent)
             self.is_full = False
         assert self._file is not None
         self._disk.truncate(self._file.fd, position)
         self._disk.sync(self._file.fd)
         self.size = position
+
+    def copied_to(self, position: int) -> int:
+        """The copy of the file up to a position that `cut` will need, because the file has a second name: made before
+        it, it needs no more room. Raises OSError."""
+        if self._copy is None:
+            assert self._file is not None
+            self._copy = position, copy_beside(self._disk, self.path, self._file.fd, position)
+        assert self._copy[0] == position
+        return self._copy[1]
+
+    def forget_copy(self) -> None:
+        """There is no cut."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            discard(self._disk, self.path, copy[1])
 
     def cut_copy(self, position: int, offset: int) -> Segment:
         """The segment as it is once its file is cut at the start of a batch, which `cut` then does. It is another

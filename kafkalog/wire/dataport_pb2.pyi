@@ -277,13 +277,15 @@ class ReplicaNews(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., leader_epoch: _Optional[int] = ..., diverges: _Optional[bool] = ..., agreed_epoch: _Optional[int] = ..., agreed_end_offset: _Optional[int] = ..., length: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., slice: _Optional[_Union[PositionHint, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[StagedPiece, _Mapping]]] = ..., names_staged: _Optional[bool] = ..., staged: _Optional[_Iterable[_Union[StagedFile, _Mapping]]] = ..., is_throttled: _Optional[bool] = ..., producers_length: _Optional[int] = ..., copy_offset: _Optional[int] = ...) -> None: ...
 
 class StagedPiece(_message.Message):
-    __slots__ = ("number", "position", "length", "part")
+    __slots__ = ("number", "position", "length", "part", "salt")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
     number: int
     position: int
     length: int
     part: bytes
-    def __init__(self, number: _Optional[int] = ..., position: _Optional[int] = ..., length: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+    salt: int
+    def __init__(self, number: _Optional[int] = ..., position: _Optional[int] = ..., length: _Optional[int] = ..., part: _Optional[bytes] = ..., salt: _Optional[int] = ...) -> None: ...

@@ -31,6 +31,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """All batches of a part but the first are in a file of its own, which becomes a segment."""
     monkeypatch.setattr(staging, "_OWN_FROM", 1)
     monkeypatch.setattr(staging, "_ADOPTED_MIN", 1)
+    monkeypatch.setattr(staging, "_BATCH_MIN", 1)
 
 
 def stage(partition: Partition) -> None:
@@ -178,9 +179,12 @@ def test_a_copy_that_is_cut_is_not_the_segment() -> None:
             assert again.staged.stage(FIRST.uuid(0), FIRST.batches(0)[:1])[0] >= 2
 
 
-def test_where_files_have_one_name_only_the_batches_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EACCES, errno.EEXIST])
+def test_whatever_a_file_system_says_that_gives_no_second_name_the_batches_are_copied(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def no_links(self: MemoryDisk, path: Path, new: Path) -> NoReturn:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path), None, str(new))
+        raise OSError(number, os.strerror(number), str(path), None, str(new))
 
     monkeypatch.setattr(MemoryDisk, "link", no_links)
     _, [partition] = begun()
@@ -191,9 +195,12 @@ def test_where_files_have_one_name_only_the_batches_are_copied(monkeypatch: pyte
     assert bases(partition) == [0]
 
 
-@pytest.mark.parametrize("limit", ["too small a segment", "larger than a segment"])
+@pytest.mark.parametrize("limit", ["too small a segment", "larger than a segment", "small batches"])
 def test_a_file_of_another_size_than_segments_have_is_copied(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """And one of many small batches: each of them is stamped while appends wait."""
     [disk], [partition] = begun()
+    if limit == "small batches":
+        monkeypatch.setattr(staging, "_BATCH_MIN", len(FIRST.batches(0)[1][1]) + 1)
     if limit == "too small a segment":
         monkeypatch.setattr(staging, "_ADOPTED_MIN", 10_000)
         monkeypatch.setattr(partition._staging, "_segment_bytes", lambda: 1 << 20)
@@ -222,7 +229,7 @@ def test_a_follower_places_the_batches_of_a_part_whichever_file_comes_first() ->
     _, pieces = leader.staged.news([], 1 << 20)
     for piece, found in reversed(pieces):
         data = memoryview(found.read())
-        follower.following.copy_staged(piece.file.number, piece.file.part, piece.position, data, 3)
+        follower.following.copy_staged(piece.file.number, piece.file.salt, piece.file.part, piece.position, data, 3)
     assert known(follower) == [(FIRST.prepared(0), None)]
     lead_in(follower, 4)
     apply(follower, FIRST)
@@ -240,10 +247,10 @@ def test_a_set_that_came_before_the_end_of_its_parts_is_durable_once_they_have_c
         if piece.file.part:
             for start in range(0, len(data), 100):
                 part = data[start : start + 100]
-                follower.following.copy_staged(piece.file.number, piece.file.part, start, part, 3)
+                follower.following.copy_staged(piece.file.number, piece.file.salt, piece.file.part, start, part, 3)
                 follower.following.position()
         else:
-            follower.following.copy_staged(piece.file.number, b"", 0, data, 3)
+            follower.following.copy_staged(piece.file.number, 0, b"", 0, data, 3)
             assert known(follower)[0][1] is not None  # it lacks most of it
     assert known(follower) == [(FIRST.prepared(0), None)]
     assert follower.following.position().staged == leader.staged.copies()
@@ -394,6 +401,224 @@ def test_a_part_larger_than_a_segment_has_several_files(monkeypatch: pytest.Monk
     apply(partition, FIRST)
     assert visible(partition) == FIRST.values
     assert bases(partition) == [0, 2, 4, 6, 8]
+
+
+class Full(MemoryDisk):
+    """It has no room for steps that begin in some way, while `is_full`."""
+
+    def __init__(self, *steps: str) -> None:
+        super().__init__()
+        self.is_full = False
+        self.before = lambda step: self._refuse() if self.is_full and step.startswith(steps) else None
+
+    def _refuse(self) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_one(*steps: str) -> tuple[Full, Partition]:
+    disk = Full(*steps)
+    partition = open_partition(open_directory(disk))
+    lead_in(partition, 3)
+    return disk, partition
+
+
+def test_a_part_goes_on_after_its_empty_file_was_removed_on_a_full_disk() -> None:
+    disk, partition = full_one("write")
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    partition.staged.stage(uuid, [batches[0]])
+    partition.staged.stage(LOOSE.uuid(9), [LOOSE.batches(9)[0]])
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.staged.stage(uuid, [batches[1]])
+    disk.is_full = False
+    partition.staged.abort([LOOSE.uuid(9)])
+    assert part_files(disk, partition) == []
+    for batch in batches[1:]:
+        partition.staged.stage(uuid, [batch])
+    assert len(part_files(disk, partition)) == 1
+
+
+def test_a_part_goes_on_in_its_file_if_there_was_no_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, partition = full_one("create")
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    size = len(batches[0][1])
+    monkeypatch.setattr(partition._staging, "_segment_bytes", lambda: size)
+    partition.staged.stage(uuid, [batches[0]])
+    partition.staged.stage(uuid, [batches[1]])
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.staged.stage(uuid, [batches[2]])
+    monkeypatch.setattr(partition._staging, "_segment_bytes", lambda: 1 << 30)
+    assert partition.staged.stage(uuid, [batches[2]])[0] == 3
+
+
+def test_a_truncation_that_has_no_room_for_what_stays_of_an_adopted_segment_cuts_nothing() -> None:
+    disk, partition = full_one("write")
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    partition.role.follow(1, 4)
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.log.truncate_to(4)
+    assert partition.log.end_offset == 10
+    assert [name for name in disk.names(partition.log.directory) if name.endswith(TEMPORARY)] == []
+    disk.is_full = False
+    assert partition.log.truncate_to(4) == 4
+
+
+def test_a_truncation_that_has_no_room_for_the_checkpoint_leaves_no_copy_behind() -> None:
+    disk, partition = full_one("create checkpoint")
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    partition.role.follow(1, 4)
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.log.truncate_to(4)
+    assert [name for name in disk.names(partition.log.directory) if name.endswith(".log" + TEMPORARY)] == []
+    disk.is_full = False
+    assert partition.log.truncate_to(4) == 4
+
+
+def test_a_start_without_room_to_cut_an_adopted_segment_is_tried_again() -> None:
+    """Its end was damaged, as nothing but the disk does it."""
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    left = disk.after_kill()
+    del left.bytes_of(part_files(left, partition)[1])[-9:]
+    full = Full("create")
+    full.root = left.root
+    directory = open_directory(full)
+    full.is_full = True
+    with pytest.raises(DiskFull):
+        open_partition(directory)
+    full.is_full = False
+    assert open_partition(directory).log.end_offset == 8
+
+
+def test_an_adopted_segment_that_is_not_replicated_is_cut_off_as_a_whole_which_needs_no_room() -> None:
+    disk, partition = full_one("write")
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    partition.log.high_watermark = 2
+    partition.role.follow(1, 4)
+    written = len([step for step in disk.steps if step == "write"])
+    assert partition.log.truncate_to(4) == 2
+    assert partition.log.end_offset == 2
+    assert len([step for step in disk.steps if step == "write"]) - written <= 4  # of small files
+    assert known(partition) == [(FIRST.prepared(0), None)]
+    lead_in(partition, 5)
+    apply(partition, FIRST)
+    assert visible(partition) == FIRST.values
+
+
+def test_a_copy_that_has_no_room_leaves_nothing_behind() -> None:
+    disk, partition = full_one("sync")
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    shorter = [copy._replace(size=copy.size - 8) if copy.part else copy for copy in partition.staged.copies()]
+    partition.role.follow(1, 4)
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.following.keep_only_staged(shorter, 4)
+    folder = partition.log.directory / staging.STAGING
+    assert [name for name in disk.names(folder) if name.endswith(TEMPORARY)] == []
+
+
+def test_a_follower_counts_a_batch_that_came_stamped_by_half() -> None:
+    [ours, _], [leader, follower] = begun(2)
+    stage(leader)
+    prepare(leader)
+    ours.bytes_of(part_files(ours, leader)[0])[3] ^= 255
+    copy_staged(leader, follower, 3)
+    assert known(follower) == [(FIRST.prepared(0), None)]
+    lead_in(follower, 4)
+    apply(follower, FIRST)
+    assert visible(follower) == FIRST.values
+
+
+def test_a_set_is_checked_and_applied_whatever_is_stamped() -> None:
+    """A check may overlap the stamping; a full disk may end it amid a header, on file systems that write elsewhere."""
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    for path in part_files(disk, partition):
+        disk.bytes_of(path)[3] ^= 255
+    partition.staged.keep_prepared(FIRST.commit_uuid)
+    apply(partition, FIRST)
+    assert visible(partition) == FIRST.values
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_that_a_power_cut_restores_beside_another_of_its_number_is_in_nobodys_way(seed: int) -> None:
+    [ours, theirs], [leader, follower] = begun(2)
+    first, second = b"\xff" * 16, b"\x01" * 16
+    for batch in LOOSE.batches(9):
+        leader.staged.stage(first, [batch])
+    copy_staged(leader, follower, 3)
+    follower._staging.sync()
+    leader.staged.abort([first])
+    leader.staged.expire([], float("inf"))
+    leader = open_partition(open_directory(ours.after_kill()), leader_epoch=3)  # it gives the numbers again
+    for batch in SECOND.batches(3):
+        leader.staged.stage(second, [batch])
+    copy_staged(leader, follower, 3)
+    left = theirs.after_power_cut(random.Random(seed), 0.5)
+    again = open_partition(open_directory(left), leader_epoch=3)
+    copy_staged(leader, again, 4)
+    assert again.staged.copies() == leader.staged.copies()
+
+
+def test_a_follower_does_not_take_a_file_for_one_that_its_leader_has_lost() -> None:
+    """The same part, under the same number, with other batches in it."""
+    [ours, _], [leader, follower] = begun(2)
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    leader.staged.stage(uuid, batches[:2])
+    for batch in batches[2:]:
+        leader.staged.stage(uuid, [batch])
+    copy_staged(leader, follower, 3)
+    leader = open_partition(open_directory(ours.after_power_cut(random.Random(0), 0.0)), leader_epoch=3)
+    for batch in batches:
+        leader.staged.stage(uuid, [batch])
+    copy_staged(leader, follower, 3)
+    lead_in(follower, 4)
+    assert follower.staged.stage(uuid, batches[:1])[0] == len(batches)
+
+
+def test_files_of_parts_are_not_kept_open_once_the_set_is_durable() -> None:
+    [disk], [partition] = begun()
+    stage(partition)
+    assert {file.is_open for file in partition._staging._files.values() if file.part} == {True}
+    partition.staged.prepare(FIRST.prepared(0))
+    partition._staging.sync()
+    assert {file.is_open for file in partition._staging._files.values() if file.part} == {False}
+    partition.staged.keep_prepared(FIRST.commit_uuid)
+    assert {file.is_open for file in partition._staging._files.values() if file.part} == {False}
+    apply(partition, FIRST)
+    assert {file.is_open for file in partition._staging._files.values() if file.part} == {False}
+    partition.staged.drop(FIRST.commit_uuid, 5)
+    assert part_files(disk, partition) == []
+
+
+def test_a_sync_is_asked_for_each_so_many_bytes_whichever_files_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, [partition] = begun()
+    parts = [(1, SECOND.batches(1)), (3, SECOND.batches(3))]
+    size = sum(len(batches[number][1]) for _, batches in parts for number in range(3))
+    monkeypatch.setattr(staging, "_SYNC_AHEAD_BYTES", size)
+    asked: list[object] = []
+    monkeypatch.setattr(partition._staging._services.flusher, "soon", asked.append)
+    for number in range(2):
+        for part, batches in parts:
+            partition.staged.stage(SECOND.uuid(part), [batches[number]])
+    assert asked == []
+    for part, batches in parts:
+        partition.staged.stage(SECOND.uuid(part), [batches[2]])
+    assert len(asked) == 1
 
 
 def test_files_of_parts_agree_each_by_itself() -> None:

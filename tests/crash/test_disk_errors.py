@@ -17,7 +17,7 @@ from tests.broker.storage.batches import numbered, read_all, topic
 from tests.crash.memory_disk import MemoryDisk
 from tests.crash.workload import PATH, Workload, check_survivor, open_directory, open_log
 
-TAKES_ROOM = ("create", "write", "make_dir")
+TAKES_ROOM = ("create", "write", "make_dir", "link")
 
 
 @functools.cache

@@ -45,6 +45,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     if request.param:
         monkeypatch.setattr(staging, "_OWN_FROM", 1)
         monkeypatch.setattr(staging, "_ADOPTED_MIN", 1)
+        monkeypatch.setattr(staging, "_BATCH_MIN", 1)
     monkeypatch.setattr(staging, "_FILE_BYTES", 5000)
     monkeypatch.setattr(staging, "_WASTE_MAX", 2000)
     monkeypatch.setattr(staged_part, "_PIECE_BYTES", 1000)
@@ -400,14 +401,17 @@ def test_readers_end_goes_back_at_no_crash_between_two_attempts_that_begin_alike
     assert len(found) > 30
 
 
+@pytest.mark.parametrize("partly", [10, 100])  # the first within what is stamped
 @pytest.mark.parametrize("count", [1, 9])
-def test_full_disk_at_any_step_of_a_staged_write_refuses_and_continues_when_there_is_room(count: int) -> None:
+def test_full_disk_at_any_step_of_a_staged_write_refuses_and_continues_when_there_is_room(
+    count: int, partly: int
+) -> None:
     whole = MemoryDisk()
     Staged(whole).run()
     refused = 0
     for step, name in enumerate(whole.steps):
         if name.startswith(TAKES_ROOM):
-            disk = FailingDisk(step, count, errno.ENOSPC, 100)
+            disk = FailingDisk(step, count, errno.ENOSPC, partly)
             work = Staged(disk)
             work.run()
             assert disk.failed
@@ -548,7 +552,9 @@ def copy_staged(leader: Partition, follower: Partition, epoch: int) -> None:
             follower.following.keep_only_staged(files, epoch)
         for piece, found in pieces:
             data = memoryview(found.read())
-            follower.following.copy_staged(piece.file.number, piece.file.part, piece.position, data, epoch)
+            follower.following.copy_staged(
+                piece.file.number, piece.file.salt, piece.file.part, piece.position, data, epoch
+            )
     raise AssertionError("it never has all")
 
 
@@ -694,7 +700,7 @@ def test_a_follower_names_a_copied_set_only_once_it_is_durable_also_if_that_fail
     _, pieces = leader.staged.news(follower.following.position().staged, 1 << 20)
     for piece, found in pieces:
         data = memoryview(found.read())
-        follower.following.copy_staged(piece.file.number, piece.file.part, piece.position, data, 3)
+        follower.following.copy_staged(piece.file.number, piece.file.salt, piece.file.part, piece.position, data, 3)
 
     def no_room() -> NoReturn:
         raise DiskFull(directory="/data")

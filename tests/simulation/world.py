@@ -380,7 +380,7 @@ class World:
         size = self.plan.staged_file_bytes
         sizes: dict[str, Any] = {"_FILE_BYTES": size, "_WASTE_MAX": size // 2}
         if self.plan.adopts:
-            sizes |= {"_OWN_FROM": 1, "_ADOPTED_MIN": 1}
+            sizes |= {"_OWN_FROM": 1, "_ADOPTED_MIN": 1, "_BATCH_MIN": 1}
         with mock.patch.multiple(staging, **sizes):
             yield
 
