@@ -58,6 +58,7 @@ class StagedFile:
         salt: of its frames' checksums. A part's file has it in its name.
         size: where the next bytes go.
         synced: bytes before it are known to be durable.
+        changes: how often it was cut or replaced: a sync from before that says nothing of it.
         live: how many needed batches and prepared sets are in it.
         drops: numbers of the files with the sets whose drop is recorded in this one: without this file, a start would
             take those sets for prepared.
@@ -74,7 +75,7 @@ class StagedFile:
         self.number = number
         self.part = part
         self.salt = salt
-        self.size = self.synced = self.live = self.replayed = 0
+        self.size = self.synced = self.changes = self.live = self.replayed = 0
         self.runs: list[tuple[int, int]] = []
         self.drops: set[int] = set()
         self.ends: set[int] = set()
@@ -85,13 +86,17 @@ class StagedFile:
         self._file = SharedFile(self._disk, self._disk.create(self.path))
         self._is_writable = True
 
-    def open_for_append(self) -> None:
-        """Go on with a file that an earlier process made, or that has become a segment too, which it then is no
-        longer. Raises OSError."""
-        if self._file is None or not self._is_writable or self._disk.name_count(self._file.fd) > 1:
-            self.close()
-            self._file = SharedFile(self._disk, open_alone(self._disk, self.path))
-            self._is_writable = True
+    def open_for_append(self, length: int | None = None) -> bool:
+        """Go on with a file that an earlier process made, or that has become a segment too: then with a copy, of its
+        first `length` bytes. Returns whether it is one, whose name is to be synced. Raises OSError."""
+        if self._file is not None and self._is_writable and self._disk.name_count(self._file.fd) == 1:
+            return False
+        self.close()
+        fd, is_copy = open_alone(self._disk, self.path, length)
+        self._file = SharedFile(self._disk, fd)
+        self._is_writable = True
+        self.changes += is_copy
+        return is_copy
 
     def share(self) -> SharedFile:
         """The open file, to be released by the caller."""
@@ -123,12 +128,19 @@ class StagedFile:
         self._disk.rename(self.path, path)
         self.path, self.number = path, number
 
-    def cut(self, size: int) -> None:
-        """Cut off what is behind a size; durable after the next sync."""
-        self.open_for_append()
+    def cut(self, size: int) -> bool:
+        """Cut off what is behind a size; durable after the next sync. Returns as `open_for_append`."""
+        is_copy = self.open_for_append(size)
         assert self._file is not None
         self._disk.truncate(self._file.fd, size)
         self.size, self.synced = size, 0
+        self.changes += 1
+        return is_copy
+
+    def close_if_synced(self) -> None:
+        """Close the file, unless a later sync has to learn of errors in writing back what is not synced yet."""
+        if self.synced >= self.size:
+            self.close()
 
     @property
     def is_open(self) -> bool:

@@ -532,7 +532,7 @@ class Staging:
             file = part.file = self._new_file(secrets.randbits(64), part.uuid)
         elif file.size and file.size + length > self._segment_bytes():
             part.file = self._new_file(secrets.randbits(64), part.uuid)
-            file.close()  # read from time to time
+            file.close_if_synced()  # else the sync does it
             file = part.file
         return file, self._append(file, [data for _, data in batches], length)
 
@@ -690,7 +690,7 @@ class Staging:
             if file is None:
                 file = self._make_copy(number, salt, part, data)
             try:
-                file.open_for_append()
+                self._names_made += file.open_for_append()
                 file.append([data], len(data))
             except TruncateFailed as error:
                 self._errors.fail(error, "cutting off what was copied in part")
@@ -766,7 +766,7 @@ class Staging:
 
     def _cut_copy(self, file: StagedFile, size: int) -> None:
         try:
-            file.cut(size)
+            self._names_made += file.cut(size)
         except OSError as error:
             self._errors.refuse(error, "cutting a copy of a staged file")
 
@@ -1077,7 +1077,7 @@ class Staging:
         finally:
             with self._lock:
                 for file in {file for part in parts for file in part.files() if file.part}:
-                    file.close()
+                    file.close_if_synced()
         with self._lock:
             known.checked = now
 
@@ -1123,7 +1123,7 @@ class Staging:
             yield from copies
         if file.part:
             with self._lock:
-                file.close()  # a set may have many
+                file.close_if_synced()  # a set may have many
 
     def _may_be_adopted(self, part: Part, file: StagedFile, numbers: list[int]) -> bool:
         if not file.part or not max(_ADOPTED_MIN, len(numbers) * _BATCH_MIN) <= file.size <= self._segment_bytes():
@@ -1198,9 +1198,9 @@ class Staging:
                 self._sync_asked = False
                 self._synced_to = self.staged_end
                 names, drops, removed = self._names_made, self._drops_made, set(self._removed)
-                unsynced = [(file, file.size) for file in self._files.values() if file.synced < file.size]
-            for file, size in unsynced:
-                self._sync_file(file, size)
+                unsynced = [(file, file.size, file.changes) for file in self._files.values() if file.synced < file.size]
+            for file, size, changes in unsynced:
+                self._sync_file(file, size, changes)
             if names > self._names_synced or drops_too:
                 try:
                     self._disk.sync_dir(self._folder)
@@ -1213,11 +1213,11 @@ class Staging:
                     self._removed -= removed
             self._names_synced = names
 
-    def _sync_file(self, file: StagedFile, size: int) -> None:
+    def _sync_file(self, file: StagedFile, size: int, changes: int) -> None:
         try:
             with self._lock:
                 self._check_usable()
-                if file.number not in self._files:
+                if self._files.get(file.number) is not file:
                     return  # nothing in it is needed any more
                 shared = file.share()
         except OSError as error:
@@ -1229,11 +1229,13 @@ class Staging:
         finally:
             shared.release()
         with self._lock:
+            if file.changes != changes:
+                return  # it was cut, or replaced, and has its next sync
             self.synced_bytes += size - file.synced
             file.synced = size
             part = self._parts.get(file.part)
-            if part is not None and part.sets:
-                file.close()  # nothing more comes, and a set may have many
+            if part is not None and (part.sets or part.file is not file):
+                file.close_if_synced()  # nothing more comes, and a set may have many
 
     # --- the end -------------------------------------------------------------------------------------------------
 

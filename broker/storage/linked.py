@@ -15,14 +15,22 @@ from broker.storage.disk import Disk, write_all
 _COPIED_AT_ONCE = 1 << 20
 
 
-def open_alone(disk: Disk, path: Path) -> int:
+def open_alone(disk: Disk, path: Path, length: int | None = None) -> tuple[int, bool]:
     """Open a file to change it in place. If it has another name, under which it must stay as it is, the path first
-    gets a copy of it; the copy is synced, its name is not. Raises OSError: nothing has changed."""
+    gets a copy of it, of its first `length` bytes; the copy is synced, its name is not.
+
+    Returns:
+        (the open file, whether it is a copy).
+
+    Raises:
+        OSError: nothing has changed.
+    """
     fd = disk.open(path, write=True)
     if disk.name_count(fd) == 1:
-        return fd
+        return fd, False
     try:
-        return take_place(disk, path, copy_beside(disk, path, fd, disk.size(fd)))
+        copied = copy_beside(disk, path, fd, disk.size(fd) if length is None else length)
+        return take_place(disk, path, copied), True
     finally:
         disk.close(fd)
 

@@ -36,7 +36,7 @@ from broker.storage.checkpoint import (
     write_atomic,
     write_checkpoint,
 )
-from broker.storage.disk import Disk, is_full
+from broker.storage.disk import Disk, is_full, passes
 from broker.storage.disk_errors import DiskErrors
 from broker.storage.epochs import EPOCHS_NAME, NO_EPOCH, LeaderEpochs, read_epochs
 from broker.storage.index import Damage
@@ -312,7 +312,7 @@ def _open_last(
         elif described < size:
             segment.sync()  # a killed process may leave bytes that are only in the page cache
     except OSError as error:  # any error: a second attempt could not trust the page cache
-        if segment.is_full and is_full(error):  # what the cut copies has no room; nothing has changed
+        if segment.is_full and passes(error):  # the cut makes a copy first; nothing has changed
             raise
         errors.fail(error, "fdatasync of recovered bytes")
     if found.damaged:

@@ -1153,8 +1153,8 @@ class Log:
         `begin_epoch`.
 
         Returns:
-            The new end offset: the given one, or the start of the batch or damaged range that contained it, or of the
-            segment if that was adopted and is not replicated yet; or the old end offset if that is smaller.
+            The new end offset: the given one, or the start of the batch or damaged range that contained it, or the old
+            end offset if that is smaller.
 
         Raises:
             OffsetOutOfRange: the offset is before the start.
@@ -1203,16 +1203,12 @@ class Log:
         number = bisect_right(view.bases, offset) - 1
         segment = view.segments[number]
         position, end_offset = self.reader.boundary(view, number, offset)
-        cut = segment.cut_copy(position, end_offset)
-        if cut.is_full and segment.base_offset >= max(self.high_watermark, view.start_offset):
-            # All of it is copied again: that takes less than a copy of what could stay, which needs room too.
-            position, end_offset = 0, segment.base_offset
+        try:
             cut = segment.cut_copy(position, end_offset)
-        if cut.is_full:
-            try:
+            if cut.is_full:
                 cut.copied_to(position)  # first: there may be no room
-            except OSError as error:
-                self._errors.refuse(error, "copying what stays of a segment")
+        except OSError as error:
+            self._errors.refuse(error, "reading what stays of a segment")
         # A start must not report the cut records as missing, nor use their saved state for later records.
         checkpoint = self._snapshots.checkpoint._replace(
             start_offset=min(self._snapshots.checkpoint.start_offset, end_offset)

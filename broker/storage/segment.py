@@ -197,7 +197,7 @@ class Segment:
     def open_for_append(self) -> None:
         self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
         self.size = self._disk.size(self._file.fd)
-        self.is_full = self._disk.name_count(self._file.fd) > 1
+        self.is_full = self.size > 0 and self._disk.name_count(self._file.fd) > 1
 
     def open_closed(self) -> None:
         """Set `size` from the file of a segment that is not appended to any more. The file is not kept open."""
@@ -234,6 +234,9 @@ class Segment:
 
     def close(self) -> None:
         """Release the file. Slices in use stay valid."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            self._disk.close(copy[1])
         file, self._file = self._file, None
         if file is not None:
             file.release()
@@ -423,10 +426,11 @@ class Segment:
         try:
             self._disk.link(path, self.path)
         except OSError as error:
-            self.close()
-            if error.errno in _FAILS:
-                raise
-            return False  # some file systems have no second names, and say so in various ways
+            if not self._disk.stands_at(self._file.fd, self.path):  # a network's file system may have done it, too
+                self.close()
+                if error.errno in _FAILS:
+                    raise
+                return False  # some file systems have no second names, and say so in various ways
         self.leader_epoch = leader_epoch
         self.is_full = True
         return True
@@ -451,9 +455,8 @@ class Segment:
         """Truncate the file durably, and set `size`. The caller updates index and the other totals. A file with another
         name is replaced."""
         if self.is_full:
-            copy = self.copied_to(position)
+            copy, self._copy = self.copied_to(position), None
             self.close()
-            self._copy = None
             self._file = SharedFile(self._disk, take_place(self._disk, self.path, copy))
             self._disk.sync_dir(self.path.parent)
             self.is_full = False

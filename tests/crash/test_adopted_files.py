@@ -17,7 +17,7 @@ from broker.staging import staging
 from broker.staging.copies import StagedCopy, agreed_copies
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
 from broker.storage.checkpoint import TEMPORARY
-from kafkalog.errors import DiskFull, FencedLeaderEpoch, InvalidRequest
+from kafkalog.errors import DiskFull, FencedLeaderEpoch, InvalidRequest, OutOfFiles
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
@@ -117,6 +117,19 @@ def test_an_append_after_a_start_does_not_go_to_an_adopted_segment_either(cut: s
     assert [left.file_size(path) for path in part_files(left, partition)] == sizes
     assert bases(partition)[-1] == 10
     assert known(partition) == [(FIRST.prepared(0), None)]
+
+
+def test_a_log_whose_files_somebody_has_linked_elsewhere_is_appended_to() -> None:
+    """As a backup by hard links does; also of a log that is empty."""
+    [disk], [partition] = begun()
+    for records in range(2):
+        disk = disk.after_kill()
+        disk.link(partition.log.view.segments[-1].path, Path(f"/data/backup-{records}"))
+        partition = open_partition(open_directory(disk), leader_epoch=4 + records)
+        partition.append_as_leader([numbered(records)])
+        assert partition.log.end_offset == records + 1
+    assert bases(partition) == [0, 1]
+    assert disk.file_size(Path("/data/backup-1")) == disk.file_size(partition.log.view.segments[0].path)
 
 
 def test_once_the_set_is_dropped_the_segment_has_its_file_alone() -> None:
@@ -499,21 +512,133 @@ def test_a_start_without_room_to_cut_an_adopted_segment_is_tried_again() -> None
     assert open_partition(directory).log.end_offset == 8
 
 
-def test_an_adopted_segment_that_is_not_replicated_is_cut_off_as_a_whole_which_needs_no_room() -> None:
-    disk, partition = full_one("write")
+def test_an_adopted_segment_is_not_cut_below_what_is_agreed_on_whatever_the_high_watermark_was() -> None:
+    """Its own is older than its leader's after a kill; the records below that one must not go back elsewhere."""
+    _, [partition] = begun()
     stage(partition)
     prepare(partition)
     apply(partition, FIRST)
     partition.log.high_watermark = 2
     partition.role.follow(1, 4)
-    written = len([step for step in disk.steps if step == "write"])
-    assert partition.log.truncate_to(4) == 2
-    assert partition.log.end_offset == 2
-    assert len([step for step in disk.steps if step == "write"]) - written <= 4  # of small files
-    assert known(partition) == [(FIRST.prepared(0), None)]
-    lead_in(partition, 5)
+    assert partition.log.truncate_to(4) == 4
+
+
+def test_a_sync_does_not_count_for_a_file_that_was_cut_amid_it() -> None:
+    """The same bytes may come again, and would never be synced."""
+    [disk], [partition] = begun()
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    for batch in batches:
+        partition.staged.stage(uuid, [batch])
+    copies = partition.staged.copies()
+    size = len(batches[1][1])
+    shorter = [each._replace(size=size) if each.part else each for each in copies]
+    [whole] = (bytes(disk.bytes_of(path)) for path in part_files(disk, partition))
+    [own] = (file for file in partition._staging._files.values() if file.part)
+    real = disk.sync
+
+    def cut_amid(fd: int) -> None:
+        real(fd)
+        if own.size > size and partition.role.leads:
+            partition.role.follow(1, 4)
+            partition.following.keep_only_staged(shorter, 4)
+
+    disk.sync = cut_amid  # type: ignore[method-assign]
+    partition._staging.sync()
+    assert (own.size, own.synced) == (size, 0)
+    partition.following.copy_staged(own.number, own.salt, own.part, size, memoryview(whole[size:]), 4)
+    partition._staging.sync()
+    assert (own.size, own.synced) == (len(whole), len(whole))
+
+
+def test_a_sync_passes_over_a_file_whose_number_another_has_by_then() -> None:
+    [disk], [partition] = begun()
+    uuid, batches = SECOND.uuid(1), SECOND.batches(1)
+    for batch in batches:
+        partition.staged.stage(uuid, [batch])
+    files = partition._staging._files
+    [own] = (file for file in files.values() if file.part)
+    real = disk.sync
+
+    def replace_amid(fd: int) -> None:
+        real(fd)
+        if files[own.number] is own:
+            own.remove()
+            files[own.number] = StagedFile(disk, own.path.parent, own.number, own.salt + 1, own.part)
+
+    disk.sync = replace_amid  # type: ignore[method-assign]
+    partition._staging.sync()
+    assert files[own.number] is not own
+
+
+def test_a_second_name_that_was_given_though_an_error_was_reported_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS says that it is there already, if its first answer was lost."""
+    real = MemoryDisk.link
+
+    def link(self: MemoryDisk, path: Path, new: Path) -> None:
+        real(self, path, new)
+        real(self, path, new)
+
+    monkeypatch.setattr(MemoryDisk, "link", link)
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
     apply(partition, FIRST)
     assert visible(partition) == FIRST.values
+    assert bases(partition) == [0, 2, 6, 8]
+    partition.append_as_leader([numbered(0)])
+    again = open_partition(open_directory(disk.after_kill()), leader_epoch=4)
+    assert again.log.first_damage() is None
+
+
+def test_a_file_that_is_not_synced_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sync would not learn of an error in writing it back."""
+    _, [partition] = begun()
+    monkeypatch.setattr(partition._staging, "sync", lambda: None)
+    monkeypatch.setattr(partition._staging, "request_sync", lambda: None)
+    size = len(FIRST.batches(0)[1][1])
+    monkeypatch.setattr(partition._staging, "_segment_bytes", lambda: size)
+    stage(partition)
+    prepare(partition)
+    own = [file for file in partition._staging._files.values() if file.part]
+    assert len(own) == 3
+    assert all(file.is_open and not file.synced for file in own)
+
+
+def test_the_cut_of_a_file_with_two_names_is_durable_after_a_sync() -> None:
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    shorter = [copy._replace(size=copy.size - 8) if copy.part else copy for copy in partition.staged.copies()]
+    partition.role.follow(1, 4)
+    partition.following.keep_only_staged(shorter, 4)
+    partition._staging.sync()
+    again = open_partition(open_directory(disk.after_power_cut(random.Random(0), 0.0)), leader_epoch=5)
+    # Of the third no batch is whole any more: it is removed.
+    assert [copy.size for copy in again.staged.copies()] == [copy.size for copy in shorter[:2]]
+
+
+def test_a_start_without_descriptors_to_cut_an_adopted_segment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    left = disk.after_kill()
+    del left.bytes_of(part_files(left, partition)[1])[-9:]
+    directory = open_directory(left)
+
+    real = MemoryDisk.create
+
+    def none_left(self: MemoryDisk, path: Path) -> int:
+        if path.name.endswith(".log" + TEMPORARY):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(self, path)
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(MemoryDisk, "create", none_left)
+        with pytest.raises(OutOfFiles):
+            open_partition(directory)
+    assert open_partition(directory).log.end_offset == 8
 
 
 def test_a_copy_that_has_no_room_leaves_nothing_behind() -> None:
