@@ -176,11 +176,12 @@ class Following:
         with self._role.lock, self._role.hosted():
             if self._role.leads:
                 return
-            self.may_have_lost = False
             damage = self._log.first_damage(max(self._log.high_watermark, self._log.synced_before))
             if damage is None:
+                self.may_have_lost = False
                 return
             end_offset = self.truncate_to(damage)
+            self.may_have_lost = False  # now: a cut that is refused for lack of room is asked for again
             if not self._role.is_single:
                 self._role.readable_limit = self._log.high_watermark
         log.warning("damaged_end_cut", partition=self._label, end_offset=end_offset)

@@ -138,8 +138,8 @@ class StagedFile:
         return is_copy
 
     def close_if_synced(self) -> None:
-        """Close the file, unless a later sync has to learn of errors in writing back what is not synced yet."""
-        if self.synced >= self.size:
+        """Close the file, unless a later sync has to learn of errors in writing back what was written here."""
+        if self.synced >= self.size or not self._is_writable:
             self.close()
 
     @property

@@ -604,6 +604,18 @@ def test_a_file_that_is_not_synced_is_not_closed(monkeypatch: pytest.MonkeyPatch
     assert all(file.is_open and not file.synced for file in own)
 
 
+def test_files_that_a_start_has_found_are_not_kept_open_either() -> None:
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    again = open_partition(open_directory(disk.after_kill()), leader_epoch=4)
+    lead_in(again, 4)
+    again._staging.check(FIRST.commit_uuid)
+    assert not any(file.is_open for file in again._staging._files.values() if file.part)
+    apply(again, FIRST)
+    assert not any(file.is_open for file in again._staging._files.values() if file.part)
+
+
 def test_the_cut_of_a_file_with_two_names_is_durable_after_a_sync() -> None:
     [disk], [partition] = begun()
     stage(partition)
@@ -639,6 +651,27 @@ def test_a_start_without_descriptors_to_cut_an_adopted_segment_is_tried_again(mo
         with pytest.raises(OutOfFiles):
             open_partition(directory)
     assert open_partition(directory).log.end_offset == 8
+
+
+def test_a_cut_of_what_a_power_cut_damaged_is_asked_for_again_if_it_had_no_room() -> None:
+    disk, partition = full_one("create 0000")
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+    partition.log.high_watermark, partition.log._synced_before = 2, 0
+    partition.role.follow(1, 4)
+    segment = partition.log.view.segments[1]
+    disk.bytes_of(segment.path)[segment.size - 20] ^= 255
+    for _ in partition.log.check(segment):
+        pass
+    partition.following.may_have_lost = True
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        partition.following.cut_unsynced_damage()
+    assert (partition.following.may_have_lost, partition.log.end_offset) == (True, 10)
+    disk.is_full = False
+    partition.following.cut_unsynced_damage()
+    assert (partition.following.may_have_lost, partition.log.end_offset) == (False, 4)
 
 
 def test_a_copy_that_has_no_room_leaves_nothing_behind() -> None:
