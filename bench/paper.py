@@ -35,6 +35,7 @@ from bench.peers.kafka import (
     kafka_jars,
     producer_performance,
 )
+from bench.peers.queues import QueuePeer
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 
@@ -346,58 +347,52 @@ class Kafka(System):
             consumer.close()
 
 
-class RabbitMq(System):
+class Queues(System):
+    """A system whose queues are empty once they are read.
+
+    Args:
+        filling: how to produce what is to be consumed.
+    """
+
+    def __init__(self, peer: QueuePeer, filling: object) -> None:
+        super().__init__()
+        self._peer, self._filling = peer, filling
+        self.data = peer.folder
+
+    def _make(self, topic: str) -> None:
+        """Its first client makes it."""
+
+    def _delete(self, topic: str) -> None:
+        self._peer.delete(topic)
+
+    def _produce(self, how: object, messages: int) -> float:
+        return self._peer.produce(self.current, messages, RECORD_BYTES, how)
+
+    def _consume(self, how: object, messages: int) -> float:
+        self.renew(True)
+        self._produce(self._filling, messages)
+        return self._peer.consume(self.current, messages, how)
+
+
+class RabbitMq(Queues):
     name, version = "RabbitMQ", "of Debian"
     share = 0.1
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
-        super().__init__()
-        self._node = stack.enter_context(rabbitmq.RabbitMq(rabbitmq.rabbitmq_jars(patience)))
-        self.data = self._node.folder
+        super().__init__(stack.enter_context(rabbitmq.RabbitMq(rabbitmq.rabbitmq_jars(patience))), 0)
         self.producers = {"tuned": partial(self._produce, 0), "1,000 unconfirmed": partial(self._produce, 1000)}
         self.consumers = {"tuned": partial(self._consume, 0), "1,000 unacknowledged": partial(self._consume, 1000)}
 
-    def _make(self, topic: str) -> None:
-        """Its first client makes it."""
 
-    def _delete(self, topic: str) -> None:
-        self._node.delete(topic)
-
-    def _produce(self, unconfirmed: int, messages: int) -> float:
-        return self._node.produce(self.current, messages, RECORD_BYTES, unconfirmed)
-
-    def _consume(self, unacknowledged: int, messages: int) -> float:
-        self.renew(True)  # a queue is empty once it is read
-        self._produce(0, messages)
-        return self._node.consume(self.current, messages, unacknowledged)
-
-
-class ActiveMq(System):
+class ActiveMq(Queues):
     name, version = "ActiveMQ", activemq.VERSION
     share = 0.05
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
-        super().__init__()
-        jars = activemq.activemq_jars(patience)
-        self._tuned = stack.enter_context(activemq.ActiveMq(jars, "NEVER"))
-        self.data = self._tuned.folder
+        super().__init__(stack.enter_context(activemq.ActiveMq(activemq.activemq_jars(patience), "NEVER")), "async")
         self.producers = {
             "tuned": partial(self._produce, "async"),
             "defaults": partial(self._produce, "each"),
-            f"transactions of {BATCH}": partial(self._produce, str(BATCH)),
+            f"transactions of {BATCH}": partial(self._produce, BATCH),
         }
         self.consumers = {"tuned": partial(self._consume, "some"), "defaults": partial(self._consume, "each")}
-
-    def _make(self, topic: str) -> None:
-        """Its first client makes it."""
-
-    def _delete(self, topic: str) -> None:
-        self._tuned.delete(topic)
-
-    def _produce(self, how: str, messages: int) -> float:
-        return self._tuned.produce(self.current, messages, RECORD_BYTES, how)
-
-    def _consume(self, how: str, messages: int) -> float:
-        self.renew(True)  # a queue is empty once it is read
-        self._produce("async", messages)
-        return self._tuned.consume(self.current, messages, how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.peers.jars import Artifact, jars
 from bench.peers.java import SOURCES, java_command, output_of
-from bench.peers.processes import PeerProcesses
+from bench.peers.queues import QueuePeer
 from broker.ports import free_port
 
 VERSION = "6.2.0"
@@ -23,8 +23,9 @@ _HEAP = ("-Xms64m", "-Xmx1g")
 _PROGRAM = SOURCES / "ActiveMq.java"
 
 
-class ActiveMq(PeerProcesses):
-    """A broker, as a context manager.
+class ActiveMq(QueuePeer):
+    """A broker, as a context manager. `how` to produce: "each" is stored before the next is sent, "async", or a number:
+    so many in a transaction; to consume: "each" is acknowledged, or "some" at once.
 
     Args:
         jars: as of `activemq_jars`.
@@ -41,23 +42,8 @@ class ActiveMq(PeerProcesses):
         process = self._serve(java_command(self._jars, _PROGRAM, *serving))
         self._wait_ready(f"127.0.0.1:{self._port}", process)
 
-    def produce(self, queue: str, count: int, record_bytes: int, how: str) -> float:
-        """Seconds for so many messages. `how`: "each" is stored before the next is sent, "async", or a number: so many
-        in a transaction. Raises NotAvailable."""
-        return self._client("produce", queue, count, record_bytes, how)
-
-    def consume(self, queue: str, count: int, how: str) -> float:
-        """Seconds from the first to the last of so many messages. `how`: "each" is acknowledged, or "some" at once."""
-        return self._client("consume", queue, count, how)
-
-    def delete(self, queue: str) -> None:
-        self._output("delete", queue)
-
-    def _client(self, what: str, *arguments: object) -> float:
-        return float(self._output(what, *arguments))
-
-    def _output(self, what: str, *arguments: object) -> str:
-        command = java_command(self._jars, _PROGRAM, (what, self._port, *arguments), *_OPTIONS, *_HEAP)
+    def _client(self, *arguments: object) -> str:
+        command = java_command(self._jars, _PROGRAM, (arguments[0], self._port, *arguments[1:]), *_OPTIONS, *_HEAP)
         return output_of("ActiveMQ", command)
 
 

@@ -10,19 +10,20 @@ import os
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from bench.measure import NotAvailable
 from broker.local.sweeper import swept_folder
-from broker.local.zookeeper import with_parent
+from broker.local.zookeeper import terminate, with_parent
 
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
 
 
-class PeerProcesses:
+class PeerProcesses(ABC):
     """As a context manager: the processes live inside the block. Subclasses start them in `_start`.
 
     Args:
@@ -48,8 +49,9 @@ class PeerProcesses:
     ) -> None:
         self._stop()
 
+    @abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Start the servers, and wait until they serve. Raises NotAvailable."""
 
     def _run(self, command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process; what it prints goes to the log."""
@@ -103,10 +105,5 @@ class PeerProcesses:
     def _stop(self) -> None:
         os.close(self._keep_fd)
         for process in reversed(self._servers):
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            terminate(process, _STOP_TIMEOUT)
         self._sweeper.wait()

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.measure import NotAvailable
 from bench.peers.jars import Artifact, jars
 from bench.peers.java import SOURCES, java_command, output_of
-from bench.peers.processes import PeerProcesses
+from bench.peers.queues import QueuePeer
 from broker.ports import free_port
 
 CLIENT_VERSION = "5.37.1"
@@ -28,8 +28,9 @@ _INSTALL_TIMEOUT = 600.0
 _PROGRAM = SOURCES / "RabbitMq.java"
 
 
-class RabbitMq(PeerProcesses):
-    """A node, as a context manager. Raises NotAvailable.
+class RabbitMq(QueuePeer):
+    """A node, as a context manager. `how` to produce: at most so many messages are not confirmed; to consume: at most
+    so many are not acknowledged; 0: without confirms, or acks. Raises NotAvailable.
 
     Args:
         jars: of the client, as of `rabbitmq_jars`.
@@ -69,22 +70,9 @@ class RabbitMq(PeerProcesses):
         process = self._serve([str(_SERVER)], environment)
         self._wait_ready(f"127.0.0.1:{self._port}", process)
 
-    def produce(self, queue: str, count: int, record_bytes: int, unconfirmed: int) -> float:
-        """Seconds for so many messages, of which at most `unconfirmed` are not confirmed; 0: without confirms."""
-        return self._client("produce", queue, count, record_bytes, unconfirmed)
-
-    def consume(self, queue: str, count: int, unacknowledged: int) -> float:
-        """Seconds from the first to the last of so many messages; at most `unacknowledged` are ahead; 0: no acks."""
-        return self._client("consume", queue, count, unacknowledged)
-
-    def delete(self, queue: str) -> None:
-        self._output("delete", queue)
-
-    def _client(self, what: str, *arguments: object) -> float:
-        return float(self._output(what, *arguments))
-
-    def _output(self, what: str, *arguments: object) -> str:
-        return output_of("RabbitMQ", java_command(self._jars, _PROGRAM, (what, self._port, *arguments)))
+    def _client(self, *arguments: object) -> str:
+        command = java_command(self._jars, _PROGRAM, (arguments[0], self._port, *arguments[1:]))
+        return output_of("RabbitMQ", command)
 
 
 def rabbitmq_jars(timeout: float) -> list[str]:

@@ -105,6 +105,16 @@ def with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _WITH_PARENT, str(os.getpid()), *command]
 
 
+def terminate(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """End a process and wait for it; kill it if it has not ended after so many seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class EmbeddedZooKeeper:
     """One ZooKeeper server over a data directory.
 
@@ -238,12 +248,7 @@ class EmbeddedZooKeeper:
         if process is None:
             self._unlock()
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        terminate(process, _STOP_TIMEOUT)
         self._unlock()
         log.info("zookeeper_stopped", address=self.connect)
 

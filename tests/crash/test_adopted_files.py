@@ -45,6 +45,13 @@ def prepare(partition: Partition, version: int = 0) -> None:
     partition.staged.keep_prepared(FIRST.commit_uuid)
 
 
+def write(partition: Partition) -> None:
+    """Stage, prepare and apply the set; it is not dropped."""
+    stage(partition)
+    prepare(partition)
+    apply(partition, FIRST)
+
+
 def part_files(disk: MemoryDisk, partition: Partition) -> list[Path]:
     folder = partition.log.directory / staging.STAGING
     return [folder / name for name in disk.names(folder) if name.endswith(PART_SUFFIX)]
@@ -94,9 +101,7 @@ def test_a_power_cut_leaves_no_adopted_segment_that_is_stamped_by_half() -> None
 
 def test_an_append_after_an_adopted_segment_goes_to_the_next_one() -> None:
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     sizes = [disk.file_size(path) for path in part_files(disk, partition)]
     partition.append_as_leader([numbered(0)])
     assert bases(partition) == [0, 2, 6, 8, 10]
@@ -106,9 +111,7 @@ def test_an_append_after_an_adopted_segment_goes_to_the_next_one() -> None:
 @pytest.mark.parametrize("cut", ["kill", "power cut"])
 def test_an_append_after_a_start_does_not_go_to_an_adopted_segment_either(cut: str) -> None:
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     left = disk.after_kill() if cut == "kill" else disk.after_power_cut(random.Random(0), 0.0)
     partition = open_partition(open_directory(left), leader_epoch=4)
     sizes = [left.file_size(path) for path in part_files(left, partition)]
@@ -134,9 +137,7 @@ def test_a_log_whose_files_somebody_has_linked_elsewhere_is_appended_to() -> Non
 
 def test_once_the_set_is_dropped_the_segment_has_its_file_alone() -> None:
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     partition.staged.drop(FIRST.commit_uuid, 5)
     assert part_files(disk, partition) == []
     assert visible(partition) == FIRST.values
@@ -175,9 +176,7 @@ def test_a_truncation_of_an_adopted_segment_leaves_what_is_staged_whole(end_offs
 def test_a_copy_that_is_cut_is_not_the_segment() -> None:
     """A leader whose copies are shorter has its follower cut: that changes the staged file, not the log."""
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     copies = partition.staged.copies()
     partition.role.follow(1, 4)
     shorter = [copy._replace(size=copy.size - 8) if copy.part else copy for copy in copies]
@@ -201,9 +200,7 @@ def test_whatever_a_file_system_says_that_gives_no_second_name_the_batches_are_c
 
     monkeypatch.setattr(MemoryDisk, "link", no_links)
     _, [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     assert visible(partition) == FIRST.values
     assert bases(partition) == [0]
 
@@ -467,9 +464,7 @@ def test_a_part_goes_on_in_its_file_if_there_was_no_room_for_the_next(monkeypatc
 
 def test_a_truncation_that_has_no_room_for_what_stays_of_an_adopted_segment_cuts_nothing() -> None:
     disk, partition = full_one("write")
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     partition.role.follow(1, 4)
     disk.is_full = True
     with pytest.raises(DiskFull):
@@ -482,9 +477,7 @@ def test_a_truncation_that_has_no_room_for_what_stays_of_an_adopted_segment_cuts
 
 def test_a_truncation_that_has_no_room_for_the_checkpoint_leaves_no_copy_behind() -> None:
     disk, partition = full_one("create checkpoint")
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     partition.role.follow(1, 4)
     disk.is_full = True
     with pytest.raises(DiskFull):
@@ -497,9 +490,7 @@ def test_a_truncation_that_has_no_room_for_the_checkpoint_leaves_no_copy_behind(
 def test_a_start_without_room_to_cut_an_adopted_segment_is_tried_again() -> None:
     """Its end was damaged, as nothing but the disk does it."""
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     left = disk.after_kill()
     del left.bytes_of(part_files(left, partition)[1])[-9:]
     full = Full("create")
@@ -515,9 +506,7 @@ def test_a_start_without_room_to_cut_an_adopted_segment_is_tried_again() -> None
 def test_an_adopted_segment_is_not_cut_below_what_is_agreed_on_whatever_the_high_watermark_was() -> None:
     """Its own is older than its leader's after a kill; the records below that one must not go back elsewhere."""
     _, [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     partition.log.high_watermark = 2
     partition.role.follow(1, 4)
     assert partition.log.truncate_to(4) == 4
@@ -580,9 +569,7 @@ def test_a_second_name_that_was_given_though_an_error_was_reported_is_one(monkey
 
     monkeypatch.setattr(MemoryDisk, "link", link)
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     assert visible(partition) == FIRST.values
     assert bases(partition) == [0, 2, 6, 8]
     partition.append_as_leader([numbered(0)])
@@ -618,9 +605,7 @@ def test_files_that_a_start_has_found_are_not_kept_open_either() -> None:
 
 def test_the_cut_of_a_file_with_two_names_is_durable_after_a_sync() -> None:
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     shorter = [copy._replace(size=copy.size - 8) if copy.part else copy for copy in partition.staged.copies()]
     partition.role.follow(1, 4)
     partition.following.keep_only_staged(shorter, 4)
@@ -632,9 +617,7 @@ def test_the_cut_of_a_file_with_two_names_is_durable_after_a_sync() -> None:
 
 def test_a_start_without_descriptors_to_cut_an_adopted_segment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     [disk], [partition] = begun()
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     left = disk.after_kill()
     del left.bytes_of(part_files(left, partition)[1])[-9:]
     directory = open_directory(left)
@@ -655,9 +638,7 @@ def test_a_start_without_descriptors_to_cut_an_adopted_segment_is_tried_again(mo
 
 def test_a_cut_of_what_a_power_cut_damaged_is_asked_for_again_if_it_had_no_room() -> None:
     disk, partition = full_one("create 0000")
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     partition.log.high_watermark, partition.log._synced_before = 2, 0
     partition.role.follow(1, 4)
     segment = partition.log.view.segments[1]
@@ -676,9 +657,7 @@ def test_a_cut_of_what_a_power_cut_damaged_is_asked_for_again_if_it_had_no_room(
 
 def test_a_copy_that_has_no_room_leaves_nothing_behind() -> None:
     disk, partition = full_one("sync")
-    stage(partition)
-    prepare(partition)
-    apply(partition, FIRST)
+    write(partition)
     shorter = [copy._replace(size=copy.size - 8) if copy.part else copy for copy in partition.staged.copies()]
     partition.role.follow(1, 4)
     disk.is_full = True
