@@ -1,5 +1,8 @@
 """Run benchmarks by name (all if none is given) and print one JSON line a figure, or one that says why there is none.
 
+`--peers` runs those beside other systems, keeps their figures in docs/benchmarks/results.json, and makes the plots and
+the tables of docs/BENCHMARKS.md again.
+
 A benchmark is a module of this package with `run(scale: float) -> Iterable[dict]`; `scale` shrinks its record counts,
 so that tests can run it small. Every line has the machine and the command; figures are medians of interleaved runs.
 """
@@ -12,8 +15,12 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable
 
+import psutil
+
+from bench import report
 from bench.measure import NotAvailable
 
 BENCHMARKS = (
@@ -27,9 +34,14 @@ BENCHMARKS = (
     "spark_small",
     "spark_conf",
     "kafka",
+    "kafka_stream",
     "kafka_replicated",
     "confluent",
     "paper",
+    "retained",
+    "scale",
+    "durable",
+    "start",
 )
 
 
@@ -40,30 +52,55 @@ def machine() -> dict[str, object]:
             model = next(line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
+    memory = round(psutil.virtual_memory().total / 1e9)
+    return {"cpu": model, "cores": os.cpu_count(), "memory_gb": memory, "python": platform.python_version()}
 
 
 def lines(names: Iterable[str], scale: float) -> Iterable[dict[str, object]]:
     """One dict a figure, of each benchmark in turn."""
     for name in names:
+        of_run = {"date": time.strftime("%Y-%m-%d"), "command": f"./run bench {name}"}
         try:
             for figure in importlib.import_module(f"bench.{name}").run(scale):
-                yield {"benchmark": name, **figure, "scale": scale, **machine(), "command": f"./run bench {name}"}
+                yield {"benchmark": name, **figure, "scale": scale, **machine(), **of_run}
         except NotAvailable as reason:
-            yield {"benchmark": name, "skipped": str(reason), "command": f"./run bench {name}"}
+            yield {"benchmark": name, "skipped": str(reason), **of_run}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./run bench", description="Benchmarks; one JSON line a figure.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full record counts (default 1)")
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="only benchmarks beside other systems, or those of them that are named; keep their figures, and make the "
+        "plots and tables of docs/BENCHMARKS.md again",
+    )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"there is no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
-    for line in lines(given.names or BENCHMARKS, given.scale):
+    measured = []
+    for line in lines(given.names or (report.PEERS if given.peers else BENCHMARKS), given.scale):
         print(json.dumps(line), flush=True)
+        measured.append(line)
+        if given.peers and line["benchmark"] != (last := measured[0]["benchmark"]):
+            publish([each for each in measured if each["benchmark"] == last])
+            measured = [line]
+    if given.peers:
+        publish(measured)
     return 0
+
+
+def publish(measured: list[dict[str, object]]) -> None:
+    """Keep a benchmark's figures, and make plots and tables again."""
+    from bench import plots
+    from docs import generate
+
+    report.keep(measured)
+    plots.draw()
+    generate.main()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""confluent-kafka's consumer on a real Apache Kafka broker, beside `Consumer`: `poll` and `consume(10000)` of a group.
+"""confluent-kafka's clients on a real Apache Kafka broker, beside `Consumer` and `Producer`, on this machine.
 
-Both brokers are on this machine, with the same records in a topic of four partitions. Each reader joins a group of its
-own; its first record is not counted, so neither is the join. Each record's value is used. `confluent-kafka` is measured
-with its defaults, by which it stops fetching for a second whenever 100,000 records lie ready, and `tuned`, with room
-for all of them.
+- `poll` and `consume(10000)` of a group, from a topic of four partitions. Each reader joins a group of its own; its
+  first record is not counted, so neither is the join. Each record's value is used. `confluent-kafka` is measured at its
+  defaults, by which it stops fetching for a second whenever 100,000 records lie ready, and `tuned`, with room for all.
+- One record after the other, each sent when the one before is acknowledged: how long that takes.
+- Records with keys into a topic of a thousand partitions.
 
 Needs Kafka's jars: without them there are no figures but a sentence that says so.
 """
@@ -22,7 +23,7 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.measure import by_turns, rate, ratio
+from bench.measure import by_turns, figure, seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer
@@ -30,6 +31,9 @@ from kafkalog import Admin, Consumer, Producer
 RECORD_BYTES = 200
 PARTITIONS = 4
 BATCH = 10_000
+MANY_PARTITIONS = 1000
+KEYS = 100_000
+PERCENTILES = (50.0, 99.0)
 TOPIC = "confluent"
 TUNED = {
     "max.partition.fetch.bytes": 8 << 20,
@@ -87,18 +91,118 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             },
             scale,
         )
-    for name, taken in times.items():
-        yield {
-            "name": name,
-            "value": round(rate(records - 1, taken)),
-            "unit": "records/s",
-            "ratio": round(ratio(times[name.split(",")[0] + ", kafkalog"], taken), 3),
-            "records": records,
-            "record_bytes": RECORD_BYTES,
-            "seconds": [round(each, 4) for each in taken],
-            "kafka": SERVER_VERSION,
-            "confluent_kafka": confluent_kafka.__version__,
-        }
+        for name, taken in times.items():
+            yield figure(name, "records/s", [(records - 1) / each for each in taken], records=records, **_FACTS)
+        yield from _one_by_one(cluster, kafka, scale)
+        yield from _keyed(cluster, admin, kafka, kafka_admin, scale)
+
+
+_FACTS: dict[str, object] = {
+    "record_bytes": RECORD_BYTES,
+    "kafka": SERVER_VERSION,
+    "confluent_kafka": confluent_kafka.__version__,
+}
+
+
+def _one_by_one(cluster: LocalCluster, kafka: KafkaServer, scale: float) -> Iterator[dict[str, object]]:
+    """Milliseconds from a send to its ack, with nothing else under way. Neither side lingers."""
+    count = max(100, int(3000 * scale))
+    value = os.urandom(RECORD_BYTES)
+
+    def ours(settings: Mapping[str, Any]) -> list[float]:
+        with Producer(cluster.bootstrap_servers, linger_ms=0, **settings) as producer:
+            return _percentiles(lambda: producer.send(TOPIC, value, partition=0).result(), count)
+
+    def of_confluent(settings: Mapping[str, Any]) -> list[float]:
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0, **settings})
+
+        def send() -> None:
+            producer.produce(TOPIC, value, partition=0)
+            producer.flush()
+
+        return _percentiles(send, count)
+
+    taken = by_turns(
+        {
+            "kafkalog": lambda: ours({}),
+            "kafkalog, acks=1": lambda: ours({"acks": 1}),
+            "confluent-kafka": lambda: of_confluent({}),
+            "confluent-kafka, acks=1": lambda: of_confluent({"acks": 1}),
+        },
+        scale,
+    )
+    for name, rounds in taken.items():
+        for number, percentile in enumerate(PERCENTILES):
+            each = [1000 * of_round[number] for of_round in rounds]
+            yield figure(f"one by one, p{percentile:g}, {name}", "ms", each, records=count, **_FACTS)
+
+
+def _percentiles(send: Callable[[], object], count: int) -> list[float]:
+    send()
+    taken = sorted(seconds(send) for _ in range(count))
+    return [taken[int(len(taken) * each / 100)] for each in PERCENTILES]
+
+
+def _keyed(
+    cluster: LocalCluster, admin: Admin, kafka: KafkaServer, kafka_admin: AdminClient, scale: float
+) -> Iterator[dict[str, object]]:
+    """Rows a second by key into many partitions; both sides' defaults but for acks=1, and linger of `tuned`."""
+    topic, partitions = f"{TOPIC}-keyed", MANY_PARTITIONS if scale >= 0.1 else 50
+    counts = {"send_arrow": max(20_000, int(2_000_000 * scale)), "one": max(10_000, int(300_000 * scale))}
+    admin.create_topic(topic, partitions=partitions)
+    for made in kafka_admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+        made.result()
+    values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
+    keys = [[str(number * 7919 % KEYS).encode() for number in range(at, at + BATCH)] for at in range(0, KEYS, BATCH)]
+    tables = [pa.record_batch([pa.array(some, pa.binary()), pa.array(values)], names=["key", "value"]) for some in keys]
+
+    def arrow() -> float:
+        with Producer(cluster.bootstrap_servers, acks=1) as producer:
+
+            def send() -> None:
+                for number in range(counts["send_arrow"] // BATCH):
+                    producer.send_arrow(topic, tables[number % len(tables)])
+                producer.flush()
+
+            return seconds(send)
+
+    def ours() -> float:
+        with Producer(cluster.bootstrap_servers, acks=1) as producer:
+
+            def send() -> None:
+                for number in range(counts["one"] // BATCH):
+                    for key, value in zip(keys[number % len(keys)], values, strict=True):
+                        producer.send(topic, value, key)
+                producer.flush()
+
+            return seconds(send)
+
+    def of_confluent(settings: Mapping[str, Any]) -> float:
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": 1, **settings})
+
+        def send() -> None:
+            for number in range(counts["one"] // BATCH):
+                for key, value in zip(keys[number % len(keys)], values, strict=True):
+                    producer.produce(topic, value, key)
+                producer.poll(0)
+            producer.flush()
+
+        return seconds(send)
+
+    room = {"queue.buffering.max.messages": counts["one"] + 1}
+    taken = by_turns(
+        {
+            "send_arrow": arrow,
+            "send": ours,
+            "confluent-kafka": lambda: of_confluent(room),
+            "confluent-kafka tuned": lambda: of_confluent({**room, "linger.ms": 100, "batch.size": 1_000_000}),
+        },
+        scale,
+    )
+    for name, times in taken.items():
+        records = counts.get(name, counts["one"])
+        each = [records / each for each in times]
+        yield figure(f"by key, {name}", "records/s", each, records=records, partitions=partitions, **_FACTS)
 
 
 def _fill(producer: Any, values: list[bytes], records: int) -> None:

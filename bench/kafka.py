@@ -1,10 +1,16 @@
 """Spark's own Kafka connector into and out of a real Apache Kafka broker, beside kafkalog: the same rows, by turns.
 
-Both sides have one broker on this machine, topics of four partitions, no compression, and leave the disk to the
-operating system. Both producers wait for the leader's ack (acks=1), linger 5 ms, put 1 MB into a request and have
-64 MiB of room; Kafka's batches may fill a request: its own 16 KB were made for records that come one by one. Both
-consumers take up to 4 MiB of a partition and 8 MiB at once; Kafka's hands out 10,000 records at a time instead of 500.
-Everything else of either is at its default; that of kafkalog's clients all is.
+Both sides have one broker on this machine, no compression, and leave the disk to the operating system. The connector is
+measured at its `defaults`, and `tuned`: it waits for the leader's ack (acks=1), lingers 5 ms, puts 1 MB into a request
+and has 64 MiB of room, and its batches may fill a request: its own 16 KB were made for records that come one by one; to
+read, it takes up to 4 MiB of a partition and 8 MiB at once, and hands out 10,000 records at a time instead of 500.
+kafkalog's clients are at their defaults.
+
+Beside them are the limits that Spark sets a data source in Python: one that makes the same rows in memory, and a writer
+that throws them away.
+
+A topic is made for each write. What the writes of a series wrote is `kept` until its end, so that the disk has to take
+all of it, or `deleted` before the next one, which is kinder to whoever writes back late.
 
 Needs Kafka's jars: without them there are no figures but a sentence that says so.
 """
@@ -13,21 +19,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measure import fresh_topic, interleaved, looked_for, rate, ratio
+from bench.measure import figure, fresh_topic, interleaved, looked_for
 from bench.peers.kafka import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from bench.spark_read import to_noop
-from bench.spark_session import RUNS, WARMUPS, spark_session
+from bench.spark_session import WARMUPS, spark_session
 from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
 from kafkalog import Admin
 
 RECORD_BYTES = 200
 PARTITIONS = 4
+MANY_PARTITIONS = 64
+KEYS = 100_000
+SPLITS = 2
 _REGISTERED_WITHIN_SECONDS = 60.0
+_SERVED_WITHIN_SECONDS = 60.0
 PRODUCER = {
     "kafka.acks": "1",
     "kafka.linger.ms": "5",
@@ -43,6 +55,8 @@ CONSUMER = {
 }
 BROKER = {"num.partitions": PARTITIONS, "log.segment.delete.delay.ms": 1000}
 """What the runs before have written does not stay on the disk for a minute."""
+CONNECTOR_TUNED = "connector tuned"
+CONNECTOR_DEFAULTS = "connector defaults"
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
@@ -55,8 +69,12 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
         topics = KafkaTopics(spark, kafka.bootstrap_servers)
-        yield from written(spark, kafka, topics, cluster, admin, PRODUCER, scale)
-        yield from read(spark, kafka, topics, cluster, admin, scale)
+        sides = Sides(spark, kafka, topics, cluster, admin, {CONNECTOR_DEFAULTS: {}, CONNECTOR_TUNED: PRODUCER}, scale)
+        yield from sides.written("write, deleted", 5_000_000, PARTITIONS, warmups=WARMUPS, is_limit_measured=True)
+        yield from sides.written("write, kept", 3_000_000, PARTITIONS, is_kept=True)
+        for partitions in (PARTITIONS, MANY_PARTITIONS):
+            yield from sides.written(f"write by key, {partitions} partitions", 2_000_000, partitions, is_keyed=True)
+        yield from sides.read()
 
 
 def patience_seconds(scale: float) -> float:
@@ -64,78 +82,164 @@ def patience_seconds(scale: float) -> float:
     return 300.0 if scale >= 0.1 else 45.0
 
 
-def row_count(scale: float) -> int:
-    return max(40_000, int(5_000_000 * scale))
+def rows_to_write(spark: SparkSession, rows: int, is_keyed: bool = False) -> DataFrame:
+    """Rows of 200 bytes, and with keys that come again."""
+    columns = [f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value"]
+    if is_keyed:
+        columns.append(f"cast(cast(id * 7919 % {KEYS} AS string) AS binary) AS key")
+    return spark.range(0, rows, 1, PARTITIONS).selectExpr(*columns)
 
 
-def rows_to_write(spark: SparkSession, scale: float) -> DataFrame:
-    ids = spark.range(0, row_count(scale), 1, PARTITIONS)
-    return ids.selectExpr(f"cast(repeat('x', {RECORD_BYTES}) AS binary) AS value")
-
-
-def written(
-    spark: SparkSession,
-    kafka: KafkaServer,
-    topics: KafkaTopics,
-    cluster: LocalCluster,
-    admin: Admin,
-    settings: Mapping[str, str],
-    scale: float,
-) -> Iterator[dict[str, object]]:
-    """What Spark writes a second, exactly once and at least once.
+class Sides:
+    """kafkalog and Kafka, each with one topic at a time.
 
     Args:
-        settings: the options of the connector.
+        connector: how the connector writes: options by name.
+        scale: of the benchmark.
     """
-    into_topic = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers, "topic": "written"}
-    theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **settings}
 
-    def renew() -> None:
-        fresh_topic(admin, cluster, "written", PARTITIONS)
-        topics.renew()
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: KafkaServer,
+        topics: KafkaTopics,
+        cluster: LocalCluster,
+        admin: Admin,
+        connector: Mapping[str, Mapping[str, str]],
+        scale: float,
+    ) -> None:
+        self._spark, self._topics, self._cluster, self._admin = spark, topics, cluster, admin
+        self._connector, self._scale = connector, scale
+        self._ours = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
+        self._theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
+        self._numbers = count()
+        self._current = ""
+        self._written: list[str] = []
 
-    rows = rows_to_write(spark, scale)
-    times = interleaved(
-        {
-            **{each: partial(_save, rows, "kafkalog", {**into_topic, "delivery": each}) for each in DELIVERIES},
-            "connector": lambda: _save(rows, "kafka", {**theirs, "topic": topics.current}),
-        },
-        scale,
-        runs=RUNS,
-        warmups=WARMUPS,
-        before=renew,
-    )
-    yield {**_figure("write", "exactly-once", times, row_count(scale), settings), "target_ratio": 2.0}
-    yield _figure("write", "at-least-once", times, row_count(scale), settings)
+    def written(
+        self,
+        what: str,
+        rows: int,
+        partitions: int,
+        *,
+        is_keyed: bool = False,
+        is_kept: bool = False,
+        is_limit_measured: bool = False,
+        warmups: int = 1,
+    ) -> Iterator[dict[str, object]]:
+        """Rows a second of each side."""
+        rows = self._count(rows)
+        frame = rows_to_write(self._spark, rows, is_keyed)
 
+        def renew() -> None:
+            if not is_kept:
+                self._delete()
+            self._make(partitions)
 
-def read(
-    spark: SparkSession, kafka: KafkaServer, topics: KafkaTopics, cluster: LocalCluster, admin: Admin, scale: float
-) -> Iterator[dict[str, object]]:
-    """What Spark reads a second."""
-    ours = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
-    theirs = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
-    fresh_topic(admin, cluster, "written", PARTITIONS)
-    topics.renew()
-    spread = rows_to_write(spark, scale).selectExpr("value", "spark_partition_id() AS partition")  # alike on both sides
-    _save(spread, "kafkalog", {**ours, "topic": "written"})
-    _save(spread, "kafka", {**theirs, **PRODUCER, "topic": topics.current})
-    times = interleaved(
-        {
-            "kafkalog": _load(spark, "kafkalog", {**ours, "subscribe": "written"}),
-            "connector": _load(spark, "kafka", {**theirs, **CONSUMER, "subscribe": topics.current}),
-        },
-        scale,
-        runs=RUNS,
-        warmups=WARMUPS,
-    )
-    yield _figure("read", "kafkalog", times, row_count(scale), CONSUMER)
+        def save_ours(delivery: str) -> None:
+            _save(frame, "kafkalog", {**self._ours, "topic": self._current, "delivery": delivery})
+
+        def save_theirs(options: Mapping[str, str]) -> None:
+            _save(frame, "kafka", {**self._theirs, **options, "topic": self._topics.current})
+
+        candidates: dict[str, Callable[[], None]] = {
+            **{each: partial(save_ours, each) for each in DELIVERIES},
+            **{name: partial(save_theirs, options) for name, options in self._connector.items()},
+        }
+        if is_limit_measured:
+            candidates["discarding writer"] = lambda: _save(frame, "memory_benchmark", {})
+        times = interleaved(candidates, self._scale, warmups=warmups, before=renew)
+        self._delete()
+        yield from self._figures(what, times, rows, partitions)
+
+    def read(self) -> Iterator[dict[str, object]]:
+        rows = self._count(5_000_000)
+        self._fill(rows, PARTITIONS)
+        memory = self._spark.read.format("memory_benchmark").options(
+            rows=rows, bytes=RECORD_BYTES, partitions=PARTITIONS
+        )
+        for what, columns, warmups in (("read, full schema", None, WARMUPS), ("read, value only", "value", 1)):
+            schema = f"{columns} binary" if columns else None
+            candidates = {
+                "kafkalog": to_noop(self._reader("kafkalog"), schema),
+                "in-memory source": to_noop(memory, schema),
+                **{
+                    name: _connector_to_noop(self._reader("kafka", options), columns)
+                    for name, options in ((CONNECTOR_DEFAULTS, {}), (CONNECTOR_TUNED, CONSUMER))
+                },
+            }
+            times = interleaved(candidates, self._scale, warmups=warmups)
+            yield from self._figures(what, times, rows, PARTITIONS)
+        times = interleaved(
+            {
+                "kafkalog": lambda: self._reader("kafkalog").load().head(1),
+                CONNECTOR_DEFAULTS: lambda: self._reader("kafka").load().head(1),
+            },
+            self._scale,
+        )
+        for name, taken in times.items():
+            yield figure(f"time to the first row, {name}", "ms", [1000 * each for each in taken], rows=rows)
+        self._delete()
+
+        rows = self._count(640_000)
+        self._fill(rows, MANY_PARTITIONS)
+        candidates = {
+            "kafkalog": to_noop(self._reader("kafkalog", {"maxInputPartitions": str(SPLITS)})),
+            "kafkalog, a split a partition": to_noop(self._reader("kafkalog")),
+            CONNECTOR_DEFAULTS: to_noop(self._reader("kafka")),
+            CONNECTOR_TUNED: to_noop(self._reader("kafka", CONSUMER)),
+        }
+        times = interleaved(candidates, self._scale)
+        yield from self._figures(f"read, {MANY_PARTITIONS} partitions", times, rows, MANY_PARTITIONS)
+        self._delete()
+
+    def _count(self, rows: int) -> int:
+        """A share of so many, the same number for each task and partition."""
+        return max(40_000, int(rows * self._scale)) // 10_000 * 10_000
+
+    def _fill(self, rows: int, partitions: int) -> None:
+        """The same records in the same partitions on both sides."""
+        self._make(partitions)
+        spread = rows_to_write(self._spark, rows).selectExpr("value")
+        spread = spread.selectExpr("value", f"cast(monotonically_increasing_id() % {partitions} AS int) AS partition")
+        _save(spread, "kafkalog", {**self._ours, "topic": self._current})
+        _save(spread, "kafka", {**self._theirs, **PRODUCER, "topic": self._topics.current})
+
+    def _make(self, partitions: int) -> None:
+        self._current = f"written-{next(self._numbers)}"
+        fresh_topic(self._admin, self._cluster, self._current, partitions)
+        self._written.append(self._current)
+        self._topics.make(partitions)
+
+    def _delete(self) -> None:
+        """Delete what was written so far."""
+        for topic in self._written:
+            self._admin.delete_topic(topic)
+        self._written.clear()
+        self._topics.delete()
+
+    def _reader(self, format_name: str, options: Mapping[str, str] | None = None) -> Any:
+        is_ours = format_name == "kafkalog"
+        where = self._ours if is_ours else self._theirs
+        topic = self._current if is_ours else self._topics.current
+        return self._spark.read.format(format_name).options(**where, **(options or {}), subscribe=topic)
+
+    def _figures(
+        self, what: str, times: Mapping[str, list[float]], rows: int, partitions: int
+    ) -> Iterator[dict[str, object]]:
+        facts: dict[str, object] = {"rows": rows, "record_bytes": RECORD_BYTES, "partitions": partitions}
+        for name, taken in times.items():
+            versions = {"kafka": SERVER_VERSION, "connector": CONNECTOR_VERSION} if name in self._connector else {}
+            yield figure(f"{what}, {name}", "rows/s", [rows / each for each in taken], **facts, **versions)
 
 
 class KafkaTopics:
-    """One topic after the other on the Kafka broker, made and deleted by the client inside Spark's Java.
+    """Topics on the Kafka broker, made and deleted by the client inside Spark's Java.
 
     Each has a name of its own: the producers that Spark keeps would go on writing to a name's deleted topic.
+
+    Attributes:
+        current: the last one made.
     """
 
     def __init__(self, spark: SparkSession, bootstrap_servers: str, nodes: int = 1) -> None:
@@ -150,40 +254,45 @@ class KafkaTopics:
             "Kafka's brokers are not registered",
         )
         self._made = 0
+        self._kept: list[str] = []
         self.current = ""
 
-    def renew(self) -> None:
-        """Delete the current one and make another, with the broker's defaults."""
-        one = self._java.java.util.Collections.singleton
-        if self.current:
-            self._admin.deleteTopics(one(self.current)).all().get()
+    def make(self, partitions: int) -> None:
+        """With the brokers' default replication factor. Returns once its leaders serve it: connectors whose first
+        requests come before that fail with OutOfOrderSequenceException if there are many partitions."""
         self._made += 1
         self.current = f"written-{self._made}"
-        default = self._java.java.util.Optional.empty()
-        topic = self._java.org.apache.kafka.clients.admin.NewTopic(self.current, default, default)
-        self._admin.createTopics(one(topic)).all().get()
+        some, empty = self._java.java.util.Optional.of(partitions), self._java.java.util.Optional.empty()
+        topic = self._java.org.apache.kafka.clients.admin.NewTopic(self.current, some, empty)
+        self._admin.createTopics(self._java.java.util.Collections.singleton(topic)).all().get()
+        self._kept.append(self.current)
+        kafka = self._java.org.apache.kafka
+        wanted = self._java.java.util.HashMap()
+        for partition in range(partitions):
+            wanted.put(kafka.common.TopicPartition(self.current, partition), kafka.clients.admin.OffsetSpec.latest())
+
+        def is_served() -> bool:
+            try:
+                self._admin.listOffsets(wanted).all().get()
+            except Py4JJavaError:
+                return False
+            return True
+
+        looked_for(is_served, _SERVED_WITHIN_SECONDS, f"Kafka's topic {self.current} has no leaders")
+
+    def delete(self) -> None:
+        """Delete all of them."""
+        for topic in self._kept:
+            self._admin.deleteTopics(self._java.java.util.Collections.singleton(topic)).all().get()
+        self._kept.clear()
 
 
 def _save(rows: DataFrame, format_name: str, options: Mapping[str, str]) -> None:
     rows.write.format(format_name).options(**options).mode("append").save()
 
 
-def _load(spark: SparkSession, format_name: str, options: Mapping[str, str]) -> Callable[[], None]:
-    return to_noop(spark.read.format(format_name).options(**options))
-
-
-def _figure(
-    what: str, ours: str, times: dict[str, list[float]], count: int, settings: Mapping[str, str]
-) -> dict[str, object]:
-    return {
-        "name": f"Spark batch {what}, {ours}, beside the Kafka connector",
-        "value": round(rate(count, times[ours])),
-        "unit": "rows/s",
-        "kafka_connector": round(rate(count, times["connector"])),
-        "ratio": round(ratio(times[ours], times["connector"]), 3),
-        "rows": count,
-        "record_bytes": RECORD_BYTES,
-        "kafka": SERVER_VERSION,
-        "connector": CONNECTOR_VERSION,
-        "connector_settings": settings,
-    }
+def _connector_to_noop(reader: Any, columns: str | None) -> Callable[[], None]:
+    """The connector takes no schema: its columns are selected from all."""
+    if columns is None:
+        return to_noop(reader)
+    return lambda: reader.load().select(columns).write.format("noop").mode("overwrite").save()

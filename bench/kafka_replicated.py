@@ -11,10 +11,19 @@ from collections.abc import Iterator
 
 import confluent_kafka
 
-from bench.kafka import BROKER, PARTITIONS, PRODUCER, RECORD_BYTES, KafkaTopics, patience_seconds, written
-from bench.measure import fresh_topic, interleaved, rate, ratio
-from bench.peers.kafka import CONNECTOR, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
-from bench.spark_session import spark_session
+from bench.kafka import (
+    BROKER,
+    CONNECTOR_TUNED,
+    PARTITIONS,
+    PRODUCER,
+    RECORD_BYTES,
+    KafkaTopics,
+    Sides,
+    patience_seconds,
+)
+from bench.measure import figure, fresh_topic, interleaved
+from bench.peers.kafka import CONNECTOR, SERVER, KafkaServer, kafka_jars
+from bench.spark_session import WARMUPS, spark_session
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 
@@ -33,7 +42,9 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
         topics = KafkaTopics(spark, kafka.bootstrap_servers, BROKERS)
-        yield from written(spark, kafka, topics, cluster, admin, {**PRODUCER, "kafka.acks": "all"}, scale)
+        connector = {CONNECTOR_TUNED: {**PRODUCER, "kafka.acks": "all"}}
+        sides = Sides(spark, kafka, topics, cluster, admin, connector, scale)
+        yield from sides.written("write, deleted", 5_000_000, PARTITIONS, warmups=WARMUPS)
         yield from sent(kafka, topics, cluster, admin, scale)
 
 
@@ -64,17 +75,13 @@ def sent(
 
     def renew() -> None:
         fresh_topic(admin, cluster, "sent", PARTITIONS)
-        topics.renew()
+        topics.delete()
+        topics.make(PARTITIONS)
 
     times = interleaved({"kafkalog": ours, "confluent-kafka": of_librdkafka}, scale, before=renew)
-    yield {
-        "name": f"send, batches of {BATCH_RECORDS}, beside confluent-kafka",
-        "value": round(rate(count, times["kafkalog"])),
-        "unit": "records/s",
-        "confluent_kafka": round(rate(count, times["confluent-kafka"])),
-        "ratio": round(ratio(times["kafkalog"], times["confluent-kafka"]), 3),
-        "seconds": [round(each, 4) for each in times["kafkalog"]],
-        "records": count,
-        "record_bytes": RECORD_BYTES,
-        "kafka": SERVER_VERSION,
-    }
+    topics.delete()
+    for name, taken in times.items():
+        rates = [count / each for each in taken]
+        yield figure(
+            f"send, batches of {BATCH_RECORDS}, {name}", "records/s", rates, records=count, record_bytes=RECORD_BYTES
+        )

@@ -6,9 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from broker.local import LocalCluster
 from kafkalog import Admin
+
+Measured = TypeVar("Measured")
 
 _UNLINKED_WITHIN_SECONDS = 60.0
 
@@ -36,12 +39,12 @@ def interleaved(
 
 
 def by_turns(
-    candidates: Mapping[str, Callable[[], float]],
+    candidates: Mapping[str, Callable[[], Measured]],
     scale: float,
     runs: int = 5,
     warmups: int = 1,
     before: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[Measured]]:
     """What each run of each candidate measured of itself, A B A B ..., after some runs of each that are not counted.
 
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both.
@@ -53,7 +56,7 @@ def by_turns(
     """
     if scale < 0.1:
         runs, warmups = 1, 0
-    measured: dict[str, list[float]] = {name: [] for name in candidates}
+    measured: dict[str, list[Measured]] = {name: [] for name in candidates}
     for run in range(-warmups, runs):
         for name, function in candidates.items():
             before()
@@ -100,6 +103,22 @@ def ratio(ours: list[float], reference: list[float]) -> float:
     The other way round, `ratio(reference, ours)`, it is how much longer we take.
     """
     return statistics.median(theirs / mine for mine, theirs in zip(ours, reference, strict=True))
+
+
+def figure(name: str, unit: str, each: list[float], **facts: object) -> dict[str, object]:
+    """A figure of a series: its median, and what each round measured, for ratios of rounds side by side (`goals`)."""
+    return {
+        "name": name,
+        "value": rounded(statistics.median(each)),
+        "unit": unit,
+        "each": list(map(rounded, each)),
+        **facts,
+    }
+
+
+def rounded(value: float) -> float:
+    """To four digits, for people."""
+    return float(f"{value:.4g}")
 
 
 def memory_peak_bytes(pid: int) -> int:

@@ -24,7 +24,7 @@ from confluent_kafka import Producer as LibrdkafkaProducer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.measure import NotAvailable, by_turns, rate, ratio, seconds
+from bench.measure import NotAvailable, by_turns, figure, seconds
 from bench.peers import activemq, rabbitmq
 from bench.peers.kafka import (
     SERVER,
@@ -61,6 +61,7 @@ class System(ABC):
         data: its folder.
         current: the topic or queue to use.
         producers, consumers: ways to use it, by name. The first producer makes what the consumers read.
+        sizes: further producers of which only the bytes on disk are asked.
     """
 
     name: str
@@ -69,6 +70,7 @@ class System(ABC):
     data: Path
     producers: Mapping[str, Client]
     consumers: Mapping[str, Client]
+    sizes: Mapping[str, Client] = {}
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -107,7 +109,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
             yield from _figures("produce" + ", deleted" * is_deleted, clients, renew_and_run, records, scale)
         for system in systems:
-            yield _filled(system, int(records * system.share))
+            yield from _filled(system, int(records * system.share))
         clients = {(system, name): client for system in systems for name, client in system.consumers.items()}
         yield from _figures("consume", clients, lambda system, client, messages: client(messages), records, scale)
 
@@ -119,7 +121,7 @@ def _figures(
     records: int,
     scale: float,
 ) -> Iterator[dict[str, object]]:
-    """Messages a second of each client; `ratio`: how many times as fast as it the first one is."""
+    """Messages a second of each client."""
     shares = {key: key[0].share * (_SHARE_OF_SINGLE if key[1].endswith(_SINGLE) else 1.0) for key in clients}
     counts = {key: max(500, int(records * share)) for key, share in shares.items()}
     seconds_a_message = {
@@ -127,33 +129,26 @@ def _figures(
         for key, client in clients.items()
     }
     taken = by_turns(seconds_a_message, scale)
-    ours = next(iter(taken.values()))
     for (system, name), times in zip(clients, taken.values(), strict=True):
-        yield {
-            "name": f"{what}, {system.name}, {name}",
-            "value": round(rate(1, times)),
-            "unit": "messages/s",
-            "ratio": round(ratio(ours, times), 3),
-            "records": counts[system, name],
-            "record_bytes": RECORD_BYTES,
-            "seconds_a_million": [round(each * 1e6, 4) for each in times],
-            "version": system.version,
-        }
+        yield figure(
+            f"{what}, {system.name}, {name}",
+            "messages/s",
+            [1 / each for each in times],
+            records=counts[system, name],
+            record_bytes=RECORD_BYTES,
+            version=system.version,
+        )
 
 
-def _filled(system: System, messages: int) -> dict[str, object]:
-    """Make what the consumers read; returns the figure of its bytes on disk."""
-    system.renew(False)  # a deletion may be carried out later, and be counted
-    before = _bytes_of(system.data)
-    next(iter(system.producers.values()))(messages)
-    return {
-        "name": f"bytes on disk a message, {system.name}",
-        "value": round((_bytes_of(system.data) - before) / messages, 1),
-        "unit": "bytes",
-        "records": messages,
-        "record_bytes": RECORD_BYTES,
-        "version": system.version,
-    }
+def _filled(system: System, messages: int) -> Iterator[dict[str, object]]:
+    """Make what the consumers read, and say what it takes on disk, a message."""
+    for name, client in {**system.sizes, system.name: next(iter(system.producers.values()))}.items():
+        system.renew(False)  # a deletion may be carried out later, and be counted
+        before = _bytes_of(system.data)
+        client(messages)
+        taken = [(_bytes_of(system.data) - before) / messages]
+        facts = {"records": messages, "record_bytes": RECORD_BYTES, "version": system.version}
+        yield figure(f"bytes on disk a message, {name}", "bytes", taken, **facts)
 
 
 def _bytes_of(folder: Path) -> int:
@@ -181,6 +176,7 @@ class Kafkalog(System):
             "send_arrow": self._send_arrow,
         }
         self.consumers = {"messages": self._messages, "arrow": self._arrow}
+        self.sizes = {"kafkalog, batches of 1,000": partial(self._send, {"batch_records": 1000, "acks": 1})}
 
     def _make(self, topic: str) -> None:
         self._admin.create_topic(topic, partitions=1)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from pyspark.sql import SparkSession
 
-from bench.measure import by_turns, fresh_topic, ratio
+from bench.measure import by_turns, figure, fresh_topic
 from bench.spark_session import spark_session
 from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
@@ -42,28 +42,15 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         with Admin(cluster.bootstrap_servers) as admin:
             fresh_topic(admin, cluster, "out", PARTITIONS)
         memory = {"partitions": PARTITIONS, "batches": warmups + batches}
-        times = by_turns(
-            {
-                **{
-                    each: partial(batch_time, spark, scale, "kafkalog", source, "kafkalog", sink)
-                    for each, sink in sinks.items()
-                },
-                "memory": lambda: batch_time(spark, scale, "memory_benchmark", memory, "memory_benchmark", {}),
-            },
-            scale,
-            runs=ROUNDS,
-        )
-    for delivery, target in (("exactly-once", {"target_time_ratio": 1.3}), ("at-least-once", {})):
-        yield {
-            "name": f"Spark empty micro-batch, kafkalog to kafkalog, {delivery}",
-            "value": round(statistics.median(times[delivery]) * 1000, 1),
-            "unit": "ms",
-            "memory_to_discarding_sink": round(statistics.median(times["memory"]) * 1000, 1),
-            "time_ratio": round(ratio(times["memory"], times[delivery]), 3),
-            **target,
-            "partitions": PARTITIONS,
-            "batches": batches,
+        candidates: dict[str, Callable[[], float]] = {
+            each: partial(batch_time, spark, scale, "kafkalog", source, "kafkalog", sink)
+            for each, sink in sinks.items()
         }
+        candidates["memory"] = partial(batch_time, spark, scale, "memory_benchmark", memory, "memory_benchmark", {})
+        times = by_turns(candidates, scale, runs=ROUNDS)
+    for name, taken in times.items():
+        milliseconds = [1000 * each for each in taken]
+        yield figure(f"empty micro-batch, {name}", "ms", milliseconds, partitions=PARTITIONS, batches=batches)
 
 
 def batch_counts(scale: float) -> tuple[int, int]:

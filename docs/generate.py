@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench import report  # noqa: E402
 from broker.config import BrokerSettings, TopicSettings  # noqa: E402
 from docs.advice import ADVICE  # noqa: E402
 from kafkalog.cli.main import kafkalog  # noqa: E402
@@ -67,6 +69,10 @@ def decisions() -> str:
     return "".join(f"- {page.name[:4]} [{title}]({page.name})\n" for page, title in titles.items())
 
 
+def _benchmark(name: str) -> str:
+    return report.figures_table(report.kept(), name)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "broker settings": BrokerSettings.markdown,
     "topic settings": TopicSettings.markdown,
@@ -77,6 +83,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": errors,
     "commands": commands,
     "decisions": decisions,
+    "benchmark goals": lambda: report.goals_table(report.kept()),
+    **{f"benchmark {name}": partial(_benchmark, name) for name in report.PEERS},
 }
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -99,8 +107,12 @@ def generated() -> dict[Path, str]:
     return texts
 
 
-if __name__ == "__main__":
+def main() -> None:
     for path, text in generated().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-            print(f"made {path.relative_to(ROOT)} again")
+            print(f"made {path.relative_to(ROOT)} again", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

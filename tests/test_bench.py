@@ -18,7 +18,8 @@ from bench.spark_conf import MEASURED
 pytestmark = pytest.mark.java
 
 ROOT = Path(__file__).resolve().parent.parent
-ALONE = ("spark_conf", "kafka", "kafka_replicated", "confluent", "paper")
+BESIDE_KAFKA = ("kafka", "kafka_stream", "kafka_replicated", "confluent", "scale", "durable")
+ALONE = ("spark_conf", *BESIDE_KAFKA, "paper")
 """These start Sparks with settings of their own, or peers: `tests/soak/test_bench.py`."""
 
 

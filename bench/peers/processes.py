@@ -49,6 +49,11 @@ class PeerProcesses(ABC):
     ) -> None:
         self._stop()
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the servers."""
+        return [process.pid for process in self._servers]
+
     @abstractmethod
     def _start(self) -> None:
         """Start the servers, and wait until they serve. Raises NotAvailable."""

@@ -1,0 +1,278 @@
+"""Spark streams from topic to topic, beside the same by Spark's Kafka connector on a real Apache Kafka broker.
+
+Latency: a producer sends 500 records of 200 bytes a second by a schedule, Spark copies them to another topic with the
+default trigger, and a consumer reads them there. A record's latency is from when it was to be sent until the consumer
+has it, so that a producer that is held up makes it longer. Producer and consumer are the system's own Python client
+(for Kafka `confluent-kafka`) at their defaults.
+
+Throughput: a stream copies what lies ready, a given number of records in each micro-batch.
+
+kafkalog's sink writes exactly once, or at least once, which is what the connector does.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import confluent_kafka
+from pyspark.sql import SparkSession
+
+from bench.kafka import BROKER, CONNECTOR_DEFAULTS, PRODUCER, KafkaTopics, patience_seconds
+from bench.measure import by_turns, figure, seconds
+from bench.peers.kafka import CONNECTOR, SERVER, KafkaServer, kafka_jars
+from bench.spark_session import spark_session
+from bench.spark_write import DELIVERIES
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+
+RECORD_BYTES = 200
+PARTITIONS = 2
+RECORDS_A_SECOND = 500
+PERCENTILES = (50.0, 99.0, 99.9)
+_WARMUP_SECONDS = 8.0
+_MEASURED_SECONDS = 20.0
+_ARRIVED_WITHIN_SECONDS = 120.0
+_NUMBER = struct.Struct("<q")
+
+Send = Callable[[bytes], object]
+Arrived = Callable[[], Sequence[bytes]]
+"""The values of what has arrived since the last call; it waits a moment for some."""
+
+
+class Side(ABC):
+    """One of those compared: its topics, its clients and what Spark calls it.
+
+    Attributes:
+        format_name: of its source and its sink.
+        where: the brokers, as an option of source and sink.
+        sinks: options of the sink by name.
+    """
+
+    format_name: str
+    where: Mapping[str, str]
+    sinks: Mapping[str, Mapping[str, str]]
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    @abstractmethod
+    def make(self) -> str:
+        """A new topic's name."""
+
+    @abstractmethod
+    def fill(self, topic: str, values: list[bytes]) -> None:
+        """Send some at once."""
+
+    @abstractmethod
+    def sending(self, topic: str) -> Any:
+        """A context manager of a `Send`."""
+
+    @abstractmethod
+    def arriving(self, topic: str) -> Any:
+        """A context manager of an `Arrived`."""
+
+
+class OfKafkalog(Side):
+    format_name = "kafkalog"
+    sinks: Mapping[str, Mapping[str, str]] = {each: {"delivery": each} for each in DELIVERIES}
+
+    def __init__(self, cluster: LocalCluster, admin: Admin) -> None:
+        super().__init__()
+        self._servers, self._admin = cluster.bootstrap_servers, admin
+        self.where = {"kafkalog.bootstrap.servers": self._servers}
+
+    def make(self) -> str:
+        topic = f"stream-{next(self._numbers)}"
+        self._admin.create_topic(topic, partitions=PARTITIONS)
+        return topic
+
+    def fill(self, topic: str, values: list[bytes]) -> None:
+        with Producer(self._servers) as producer:
+            producer.send_many(topic, values)
+
+    @contextmanager
+    def sending(self, topic: str) -> Iterator[Send]:
+        with Producer(self._servers) as producer:
+            yield partial(producer.send, topic)
+
+    @contextmanager
+    def arriving(self, topic: str) -> Iterator[Arrived]:
+        with Consumer(self._servers) as consumer:
+            consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(PARTITIONS)})
+            yield lambda: [message.value or b"" for message in consumer.consume(1000, 0.1)]
+
+
+class OfKafka(Side):
+    format_name = "kafka"
+    sinks: Mapping[str, Mapping[str, str]] = {
+        CONNECTOR_DEFAULTS: {},
+        "connector tuned": {**PRODUCER, "kafka.linger.ms": "0"},
+    }
+
+    def __init__(self, kafka: KafkaServer, topics: KafkaTopics) -> None:
+        super().__init__()
+        self._servers, self._topics = kafka.bootstrap_servers, topics
+        self.where = {"kafka.bootstrap.servers": self._servers}
+
+    def make(self) -> str:
+        self._topics.make(PARTITIONS)
+        return self._topics.current
+
+    def fill(self, topic: str, values: list[bytes]) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self._servers})
+        for value in values:
+            producer.produce(topic, value)
+        producer.flush()
+
+    @contextmanager
+    def sending(self, topic: str) -> Iterator[Send]:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self._servers})
+
+        def send(value: bytes) -> None:
+            producer.produce(topic, value)
+            producer.poll(0)
+
+        yield send
+        producer.flush()
+
+    @contextmanager
+    def arriving(self, topic: str) -> Iterator[Arrived]:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": self._servers, "group.id": topic})
+        consumer.assign([confluent_kafka.TopicPartition(topic, each, 0) for each in range(PARTITIONS)])
+        try:
+            yield lambda: [message.value() or b"" for message in consumer.consume(1000, 0.1)]
+        finally:
+            consumer.close()
+
+
+def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
+    patience = patience_seconds(scale)
+    server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
+    with (
+        KafkaServer(server_jars, BROKER) as kafka,
+        LocalCluster(brokers=1) as cluster,
+        Admin(cluster.bootstrap_servers) as admin,
+        spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
+    ):
+        sides = (OfKafkalog(cluster, admin), OfKafka(kafka, KafkaTopics(spark, kafka.bootstrap_servers)))
+        streams = {name: (side, options) for side in sides for name, options in side.sinks.items()}
+        yield from _latencies(spark, streams, scale)
+        yield from _throughputs(spark, streams, scale)
+
+
+def _latencies(
+    spark: SparkSession, streams: Mapping[str, tuple[Side, Mapping[str, str]]], scale: float
+) -> Iterator[dict[str, object]]:
+    warmup, measured = (_WARMUP_SECONDS, _MEASURED_SECONDS) if scale >= 0.1 else (1.0, 2.0)
+    taken = by_turns(
+        {name: partial(_latency, spark, side, options, warmup, measured) for name, (side, options) in streams.items()},
+        scale,
+    )
+    for name, rounds in taken.items():
+        for number, percentile in enumerate(PERCENTILES):
+            yield figure(
+                f"stream to stream at {RECORDS_A_SECOND} records/s, p{percentile:g}, {name}",
+                "ms",
+                [1000 * each[number] for each in rounds],
+                seconds=measured,
+                record_bytes=RECORD_BYTES,
+            )
+
+
+def _latency(
+    spark: SparkSession, side: Side, options: Mapping[str, str], warmup: float, measured: float
+) -> list[float]:
+    """Percentiles of the latency, in seconds."""
+    source, target = side.make(), side.make()
+    sent_first, sent = int(warmup * RECORDS_A_SECOND), int((warmup + measured) * RECORDS_A_SECOND)
+    arrived: dict[int, float] = {}
+    with (
+        _stream(spark, side, options, source, target),
+        side.arriving(target) as arriving,
+        side.sending(source) as send,
+    ):
+        send(_value(-1))
+        _take(arriving, arrived, 1, _ARRIVED_WITHIN_SECONDS)  # the query runs, and clients know their topics
+        start = time.perf_counter()
+        sender = threading.Thread(target=_send_by_schedule, args=(send, start, sent))
+        sender.start()
+        try:
+            _take(arriving, arrived, 1 + sent, warmup + measured + _ARRIVED_WITHIN_SECONDS)
+        finally:
+            sender.join()
+    latencies = sorted(arrived[each] - start - each / RECORDS_A_SECOND for each in range(sent_first, sent))
+    return [latencies[min(len(latencies) - 1, int(len(latencies) * each / 100))] for each in PERCENTILES]
+
+
+def _value(number: int) -> bytes:
+    return _NUMBER.pack(number) + bytes(RECORD_BYTES - _NUMBER.size)
+
+
+def _take(arriving: Arrived, arrived: dict[int, float], records: int, within_seconds: float) -> None:
+    """Note when each record arrives, until so many have."""
+    deadline = time.perf_counter() + within_seconds
+    while len(arrived) < records:
+        for value in arriving():
+            arrived.setdefault(_NUMBER.unpack_from(value)[0], time.perf_counter())
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"{records - len(arrived)} of {records} records have not arrived")
+
+
+def _send_by_schedule(send: Send, start: float, records: int) -> None:
+    for number in range(records):
+        # The schedule is what is measured against: records are due by the clock, whatever happened to those before.
+        time.sleep(max(0.0, start + number / RECORDS_A_SECOND - time.perf_counter()))
+        send(_value(number))
+
+
+@contextmanager
+def _stream(
+    spark: SparkSession, side: Side, options: Mapping[str, str], source: str, target: str, **reading: str
+) -> Iterator[Any]:
+    """A query that copies one topic to another, while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as checkpoint:
+        reader = spark.readStream.format(side.format_name).options(**side.where, subscribe=source, **reading)
+        rows = reader.option("startingOffsets", "earliest").load().select("value")
+        writer = rows.writeStream.format(side.format_name).options(**side.where, **options)
+        query = writer.option("topic", target).option("checkpointLocation", checkpoint).start()
+        try:
+            yield query
+        finally:
+            query.stop()
+
+
+def _throughputs(
+    spark: SparkSession, streams: Mapping[str, tuple[Side, Mapping[str, str]]], scale: float
+) -> Iterator[dict[str, object]]:
+    records = max(20_000, int(2_000_000 * scale))
+    a_batch = records // 10
+    values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
+    sources = {side: side.make() for side in {id(side): side for side, _ in streams.values()}.values()}
+    for side, topic in sources.items():
+        for start in range(0, records, len(values)):
+            side.fill(topic, values[: records - start])
+
+    def copy(side: Side, options: Mapping[str, str]) -> float:
+        with _stream(spark, side, options, sources[side], side.make(), maxOffsetsPerTrigger=str(a_batch)) as query:
+            return seconds(query.processAllAvailable)
+
+    taken = by_turns({name: partial(copy, side, options) for name, (side, options) in streams.items()}, scale)
+    for name, times in taken.items():
+        yield figure(
+            f"stream to stream of a backlog, {name}",
+            "records/s",
+            [records / each for each in times],
+            records=records,
+            records_a_micro_batch=a_batch,
+            record_bytes=RECORD_BYTES,
+        )

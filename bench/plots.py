@@ -1,0 +1,119 @@
+"""The figures of docs/benchmarks/results.json as SVG files beside it. Used by `./run bench --peers` and by the notebook
+examples/notebooks/benchmarks.ipynb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from bench.goals import by_name, reached
+from bench.report import RESULTS, Line, kept
+
+_OURS, _PEERS = "#00796b", "#b0bec5"
+_SYSTEMS = {"kafkalog": _OURS, "kafka": "#ef6c00"}
+_BARS = {
+    "produce": ("paper", "produce, ", "messages of 200 bytes a second that one producer sends (the paper's figure 4)"),
+    "consume": ("paper", "consume, ", "messages of 200 bytes a second that one consumer reads (the paper's figure 5)"),
+    "spark-read": ("kafka", "read, ", "rows a second that Spark reads"),
+    "spark-write": ("kafka", "write", "rows a second that Spark writes"),
+    "latency": ("kafka_stream", "stream to stream at", "ms from scheduled send to consumer, through a Spark stream"),
+    "durable": ("durable", "", "records a second, each acknowledged after a sync"),
+}
+"""File: benchmark, how the names of its figures begin, title."""
+
+
+def draw(lines: Iterable[Line] | None = None, folder: Path = RESULTS.parent) -> list[Path]:
+    """Draw all plots. Returns their files."""
+    found = list(kept() if lines is None else lines)
+    matplotlib.rcParams["svg.hashsalt"] = "kafkalog"  # the same figures make the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    figures = {"goals": goals(found)}
+    for name, (benchmark, start, title) in _BARS.items():
+        figures[name] = bars(found, benchmark, start, title)
+    figures["scale"] = scale(found)
+    files = []
+    for name, figure in figures.items():
+        files.append(folder / f"{name}.svg")
+        figure.savefig(files[-1], metadata={"Date": None}, bbox_inches="tight")
+    return files
+
+
+def bars(lines: Iterable[Line], benchmark: str, start: str, title: str) -> Figure:
+    """A bar a figure, and the range of its rounds."""
+    found = [
+        line for line in lines if line["benchmark"] == benchmark and "value" in line and line["name"].startswith(start)
+    ]
+    figure = Figure(figsize=(9, 0.5 + 0.27 * max(1, len(found))))
+    axes = figure.add_subplot()
+    values = [line["value"] for line in found]
+    reach = [
+        [line["value"] - min(line["each"]) for line in found],
+        [max(line["each"]) - line["value"] for line in found],
+    ]
+    colours = [_OURS if _is_ours(line["name"]) else _PEERS for line in found]
+    axes.barh(range(len(found)), values, xerr=reach, color=colours, error_kw={"elinewidth": 0.8, "ecolor": "#455a64"})
+    axes.set_yticks(range(len(found)), [line["name"] for line in found], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(axis="x", labelsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def goals(lines: Iterable[Line]) -> Figure:
+    """How far each goal is reached: 1 is the goal, more is better."""
+    found = [each for each in reached(by_name(lines)) if each.value is not None]
+    figure = Figure(figsize=(9, 0.5 + 0.27 * max(1, len(found))))
+    axes = figure.add_subplot()
+    shares = []
+    for each in found:
+        assert each.value is not None
+        goal = each.goal
+        shares.append(each.value / goal.at_least if goal.at_least is not None else (goal.at_most or 0) / each.value)
+    axes.barh(range(len(found)), shares, color=[_OURS if each.is_met else "#e57373" for each in found])
+    axes.axvline(1.0, color="#455a64", linewidth=0.8)
+    axes.set_yticks(range(len(found)), [each.goal.row for each in found], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title("what was measured, as a share of the goal", fontsize=9, loc="left")
+    axes.tick_params(axis="x", labelsize=8)
+    return figure
+
+
+def scale(lines: Iterable[Line]) -> Figure:
+    """A plot for each axis of `bench/scale.py`, a line for each system and each thing it does."""
+    found = [line for line in lines if line["benchmark"] == "scale" and "at" in line]
+    kinds = list(dict.fromkeys(line["axis"] for line in found))
+    figure = Figure(figsize=(9, 3))
+    for number, axis in enumerate(kinds):
+        axes = figure.add_subplot(1, len(kinds), number + 1)
+        for doing, style in (("produce", "-"), ("consume", "--")):
+            for system, colour in _SYSTEMS.items():
+                points = _points(found, axis, doing, system)
+                axes.plot(*zip(*points, strict=True), style, color=colour, marker=".", label=f"{doing}, {system}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(axis, fontsize=8)
+        axes.tick_params(labelsize=7)
+        if number == 0:
+            axes.set_ylabel("records/s", fontsize=8)
+            axes.legend(fontsize=6)
+    return figure
+
+
+def _points(lines: Iterable[Mapping[str, Any]], axis: str, doing: str, system: str) -> list[tuple[float, float]]:
+    wanted = [line for line in lines if line["axis"] == axis]
+    return [
+        (line["at"], line["value"])
+        for line in wanted
+        if line["name"].startswith(f"{doing},") and line["name"].endswith(f", {system}")
+    ]
+
+
+def _is_ours(name: str) -> bool:
+    return "kafkalog" in name or name.endswith(("exactly-once", "at-least-once"))

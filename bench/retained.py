@@ -1,0 +1,62 @@
+"""The paper's claim that performance does not depend on how much is retained: the same is written to and read from a
+broker that holds 100 MB and one that holds 20 GB, by turns. What is read is the last million records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+
+from bench.measure import by_turns, figure, seconds
+from broker.local import LocalCluster
+from kafkalog import Admin, Consumer, Producer, TopicPartition
+
+RECORD_BYTES = 200
+TOPIC = "retained"
+RETAINED_GB = (0.1, 20.0)
+_ROWS = 10_000
+
+
+def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
+    rows = pa.record_batch([pa.array([os.urandom(RECORD_BYTES) for _ in range(_ROWS)])], names=["value"])
+    records = max(_ROWS, int(1_000_000 * scale)) // _ROWS * _ROWS
+    with LocalCluster(brokers=1) as small, LocalCluster(brokers=1) as large:
+        clusters = dict(zip(RETAINED_GB, (small, large), strict=True))
+
+        def write(servers: str, count: int) -> None:
+            with Producer(servers, acks=1) as producer:
+                for _ in range(0, count, _ROWS):
+                    producer.send_arrow(TOPIC, rows, partition=0)
+                producer.flush()
+
+        def read(servers: str) -> None:
+            partition = TopicPartition(TOPIC, 0)
+            with Admin(servers) as admin, Consumer(servers) as consumer:
+                end = admin.list_offsets({partition: "latest"})[partition].offset
+                assert end is not None
+                consumer.assign({partition: end - records})
+                left = records
+                for batch in consumer.arrow_batches():
+                    left -= batch.num_rows
+                    if left <= 0:
+                        return
+
+        for gigabytes, cluster in clusters.items():
+            with Admin(cluster.bootstrap_servers) as admin:
+                admin.create_topic(TOPIC, partitions=1)
+            write(cluster.bootstrap_servers, max(records, int(gigabytes * scale * 1e9 / RECORD_BYTES)))
+        for doing, work in (("produce", partial(write, count=records)), ("consume", read)):
+            taken = by_turns(
+                {
+                    f"{gigabytes:g} GB": partial(seconds, partial(work, cluster.bootstrap_servers))
+                    for gigabytes, cluster in clusters.items()
+                },
+                scale,
+            )
+            for name, times in taken.items():
+                rates = [records / each for each in times]
+                yield figure(
+                    f"{doing}, {name} retained", "records/s", rates, records=records, record_bytes=RECORD_BYTES
+                )
