@@ -382,7 +382,7 @@ class RabbitMq(Queues):
 
 class ActiveMq(Queues):
     name, version = "ActiveMQ", activemq.VERSION
-    share = 0.05
+    share = 0.01
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
         super().__init__(stack.enter_context(activemq.ActiveMq(activemq.activemq_jars(patience), "NEVER")), "async")

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from kafkalog.errors import CorruptBatch
@@ -125,6 +126,28 @@ def columns_from_arrays(
         attributes |= HAS_HEADERS
         arrays.append(headers)
     return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
+
+
+def joined(pieces: Sequence[Columns]) -> Columns:
+    """The records of some columns one after the other. Their attributes may differ by `HAS_TIMESTAMP` alone."""
+    if len(pieces) == 1:
+        return pieces[0]
+    low, high = min(each.min_timestamp_us for each in pieces), max(each.max_timestamp_us for each in pieces)
+    attributes = pieces[0].attributes & ~HAS_TIMESTAMP | (HAS_TIMESTAMP if low != high else 0)
+    arrays = [_timestamps(pieces)] if attributes & HAS_TIMESTAMP else []
+    names = SCHEMAS[attributes].names[len(arrays) :]
+    arrays += [pa.concat_arrays([each.batch.column(name) for each in pieces]) for name in names]
+    return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
+
+
+def _timestamps(pieces: Sequence[Columns]) -> pa.Array:
+    """The timestamp of every record."""
+    if not any(each.attributes & HAS_TIMESTAMP for each in pieces):
+        stamps = np.array([each.min_timestamp_us for each in pieces], np.int64)
+        return pa.array(np.repeat(stamps, [each.batch.num_rows for each in pieces])).view(TIMESTAMP)
+    return pa.concat_arrays(
+        [each.batch.column("timestamp") if each.attributes & HAS_TIMESTAMP else _timestamps([each]) for each in pieces]
+    )
 
 
 def encode_columns(columns: pa.RecordBatch, codec: int) -> memoryview:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalog.errors import KafkalogError
-from pyspark_kafkalog.columns import batches_by_topic
+from pyspark_kafkalog.columns import batches_by_topic, gathered
 from pyspark_kafkalog.connections import Key, as_patient_at_first, key_of
 from pyspark_kafkalog.write.options import SinkOptions
 
@@ -40,7 +40,7 @@ def write_rows(
     try:
         producer.look_up_again()  # a topic may have been created again since the last task
         unacknowledged: deque[ManyDelivery] = deque()
-        for batch in batches:
+        for batch in gathered(batches, columns):
             for topic, records in batches_by_topic(batch, columns, options.topic):
                 unacknowledged.append(producer.send_arrow(topic, records))
             while unacknowledged and unacknowledged[0].done():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kafkalog.events import get_logger
-from pyspark_kafkalog.columns import batches_by_topic
+from pyspark_kafkalog.columns import batches_by_topic, gathered
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
 from pyspark_kafkalog.write.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints
 from pyspark_kafkalog.write.micro_batch import NO_BATCH, MicroBatch
@@ -160,7 +160,7 @@ def _stage(
     settings = _producer_settings(options)
     cluster = cluster_of(options.bootstrap_servers, settings)
     with PartStager(cluster, settings, transaction, batch_id, part) as stager:  # a failure aborts
-        for batch in batches:
+        for batch in gathered(batches, columns):
             stager.stage(dict(batches_by_topic(batch, columns, options.topic)))
         return stager.finish()
 

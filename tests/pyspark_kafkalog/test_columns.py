@@ -253,6 +253,25 @@ def test_rows_of_one_topic_are_not_copied() -> None:
     assert addresses(records.column("value")) == addresses(batch.column("value"))
 
 
+def test_batches_whose_rows_go_to_various_partitions_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [rows_to_write(value=[f"{number}"] * 10, key=["k"] * 10) for number in range(7)]
+    monkeypatch.setattr(columns, "_GATHERED_BYTES", 3 * rows[0].nbytes)
+    gathered = list(columns.gathered(iter(rows), ("value", "key")))
+    assert [batch.num_rows for batch in gathered] == [30, 30, 10]
+    assert pa.Table.from_batches(gathered).to_pylist() == pa.Table.from_batches(rows).to_pylist()
+
+
+def test_batches_whose_rows_may_go_anywhere_are_written_as_they_come() -> None:
+    rows = [rows_to_write(value=["a"]) for _ in range(3)]
+    assert [id(batch) for batch in columns.gathered(iter(rows), ("value",))] == [id(batch) for batch in rows]
+
+
+def test_batches_without_rows_are_gathered_too() -> None:
+    empty = rows_to_write(value=[], key=[])
+    assert [batch.num_rows for batch in columns.gathered(iter([empty, empty]), ("value", "key"))] == [0]
+    assert list(columns.gathered(iter([]), ("key",))) == []
+
+
 def test_no_rows_are_no_records() -> None:
     assert written(rows_to_write(value=[], topic=[])) == []
 

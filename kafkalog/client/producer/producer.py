@@ -392,19 +392,28 @@ class Producer:
     def _put_tables(self, route: _Route, chunks: Iterable[Chunk]) -> list[Run]:
         """Lock held: put chunks of tables into their queues, waiting for room."""
         runs = []
+        rows_max, bytes_max = self._settings.batch_records, min(self._settings.batch_size, route.batch_size_max)
         for chunk in chunks:
+            columns, size = chunk.columns, chunk.size
             self._check_usable(route)
-            while self._reserve(chunk.size):
+            while self._reserve(size):
                 self._check_usable(route)
             queue = route.queues[chunk.partition]
-            batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
-            batch.columns = chunk.columns
-            batch.count = chunk.columns.batch.num_rows
-            batch.size = batch.charged = chunk.size
-            queue.put(batch)
-            self._accumulator.started(batch)
-            self._hurry(queue)
-            runs.append(Run(batch, 0, batch.count))
+            batch = queue.last_of_tables(columns, size, rows_max, bytes_max)
+            if batch is not None:
+                index = batch.count
+                batch.charged += size
+                batch.add_rows(columns, size)
+            else:
+                index = 0
+                batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
+                batch.columns = [columns]
+                batch.count = columns.batch.num_rows
+                batch.size = batch.charged = size
+                queue.put(batch)
+                self._accumulator.started(batch)
+                self._hurry(queue)
+            runs.append(Run(batch, index, columns.batch.num_rows))
         return runs
 
     def flush(self, timeout: float | None = None) -> None:
@@ -550,6 +559,7 @@ class Producer:
                 if queue.cut_open_batch():
                     self._accumulator.forget(queue.drop_open_batch())
                 for batch in queue.unsent_batches():
+                    batch.count_rows()
                     self._accumulator.started(batch)
                 self._has_work(queue, 0.0)
         self._accumulator.count_again()

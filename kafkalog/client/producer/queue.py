@@ -37,13 +37,14 @@ from kafkalog.errors import (
     StorageFailed,
 )
 from kafkalog.format.batch import SEQUENCE_MODULUS
-from kafkalog.format.columns import Columns, Headers
+from kafkalog.format.columns import HAS_TIMESTAMP, Columns, Headers
 from kafkalog.records import RecordMetadata, TopicPartition
 from kafkalog.retry import Backoff
 
 if TYPE_CHECKING:
     from kafkalog.client.producer.accumulator import Accumulator
 
+_TIMESTAMP_BYTES = 8
 EPOCH_MAX = (1 << 15) - 1
 _MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError, NotEnoughReplicasAfterAppend, NotLeader)
 """Answers that leave it open whether the batch is in the log. NotLeader is also the answer to a batch that the leader
@@ -71,7 +72,7 @@ class Batch:
         size: of the records in memory, more than encoded; `size_limit`: no more than that is reserved; `charged`: what
             the batch counts in buffer.memory.
         linger_until, deadline: by the monotonic clock, in seconds.
-        columns: the records of a table, instead of lists of values, keys and so on.
+        columns: the records of tables one after the other, instead of lists of values, keys and so on.
         body: the encoded columns, made when first sent.
         identity, sequence: under which it is sent; None before the first send, and always if not idempotent.
         base_offset, error: the outcome, once `done`.
@@ -94,7 +95,7 @@ class Batch:
         self.headers: list[Headers | None] | None = None
         self.callbacks: list[tuple[int, OnDelivery]] | None = None
         self.count = self.size = self.size_limit = self.charged = self.sends = 0
-        self.columns: Columns | None = None
+        self.columns: list[Columns] | None = None
         self.body: Body | None = None
         self.identity: Identity | None = None
         self.sequence = -1
@@ -130,6 +131,18 @@ class Batch:
             if self.headers is not None:
                 self.headers.extend(repeat(None, count))
         self.values.extend(values)  # last, as in `Producer.send`
+
+    def add_rows(self, columns: Columns, size: int) -> None:
+        """Add rows of a table after those of others, of `size` bytes."""
+        assert self.columns is not None
+        self.size += size
+        self.columns.append(columns)
+        self.count += columns.batch.num_rows
+
+    def count_rows(self) -> None:
+        """Count the rows of its tables, if it has any, again: an interrupt may have left some that are not counted."""
+        if self.columns is not None:
+            self.count = sum(each.batch.num_rows for each in self.columns)
 
     def add_callback(self, index: int, on_delivery: OnDelivery) -> None:
         if self.callbacks is None:
@@ -245,6 +258,22 @@ class PartitionQueue:
         """Add a whole batch after all others."""
         self.close_batch()
         self.ready.append(batch)
+
+    def last_of_tables(self, columns: Columns, size: int, rows_max: int, bytes_max: int) -> Batch | None:
+        """The last batch, if rows of a table can be added to it: it has rows of the same columns, and room for these,
+        and was not sent yet. Small pieces become large batches so, if they come faster than they are sent: a table of
+        10,000 rows has 10 for each of a thousand partitions, and a batch costs as much as some hundred rows."""
+        if self.open is not None or not self.ready:
+            return None
+        last = self.ready[-1]
+        if (
+            last.columns is None
+            or last.columns[0].attributes | HAS_TIMESTAMP != columns.attributes | HAS_TIMESTAMP
+            or last.count + columns.batch.num_rows > rows_max
+            or last.size + size + _TIMESTAMP_BYTES * (last.count + columns.batch.num_rows) > bytes_max
+        ):
+            return None
+        return last
 
     # --- sending
 

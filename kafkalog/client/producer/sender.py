@@ -34,7 +34,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
-from kafkalog.format.columns import Columns, Headers, encode_columns
+from kafkalog.format.columns import Columns, Headers, encode_columns, joined
 from kafkalog.net.data import DataConnection
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire, frame_start
@@ -74,7 +74,7 @@ class _Contents(NamedTuple):
     values: list[bytes | None]
     keys: list[bytes | None] | None
     headers: list[Headers | None] | None
-    columns: Columns | None
+    columns: list[Columns] | None
     body: Body | None
 
 
@@ -448,8 +448,8 @@ class Sender:
         )
 
     def _encode_body(self, batch: Batch, contents: _Contents) -> Body:
-        columns = contents.columns
-        if columns is not None:
+        if contents.columns is not None:
+            columns = joined(contents.columns)
             data = encode_columns(columns.batch, self._codec)
             return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
         return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)

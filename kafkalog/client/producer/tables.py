@@ -7,7 +7,7 @@ or headers is stored as none. A null timestamp becomes the time of sending. A nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,16 @@ from kafkalog.client.producer.partitioner import NO_KEY, chosen_partition, parti
 from kafkalog.config import nearest_hint
 from kafkalog.errors import InvalidArgument, RecordTooLarge, UnknownPartition
 from kafkalog.format.batch import HEADER_SIZE
-from kafkalog.format.columns import BINARY, HEADERS, TIMESTAMP, Columns, columns_from_arrays, encode_columns
+from kafkalog.format.columns import (
+    BINARY,
+    HAS_KEY,
+    HEADERS,
+    SCHEMAS,
+    TIMESTAMP,
+    Columns,
+    columns_from_arrays,
+    encode_columns,
+)
 
 COLUMNS = ("value", "key", "headers", "timestamp", "partition")
 BATCH_OVERHEAD = 1024
@@ -90,7 +99,13 @@ def chunks(
         numbers = _numbers(found, topic, partitions, partitioner)
         if numbers is not None:
             _take_turns(numbers, next_turn, _rows_a_chunk(found, batch.num_rows, rows_max, bytes_max))
-    for number, rows in _by_partition(found, numbers):
+    if numbers is None or isinstance(numbers, int):
+        runs: Iterable[_Run] = [_Run(numbers, found)]
+    elif (numbers == numbers[0]).all():
+        runs = [_Run(int(numbers[0]), found)]
+    else:
+        runs = _sorted_runs(found, numbers, rows_max, bytes_max, now_us, result)
+    for number, rows in runs:
         value = rows["value"]
         step = _rows_a_chunk(rows, len(value), rows_max, bytes_max)
         for start in range(0, len(value), step):
@@ -164,23 +179,64 @@ def _wrong_type(name: str, kind: pa.DataType, wanted: str) -> InvalidArgument:
     return InvalidArgument(reason=f"column '{name}' of a table to send is of type {kind}; it must be {wanted}")
 
 
-def _by_partition(
-    found: dict[str, pa.Array], numbers: npt.NDArray[np.int32] | int | None
-) -> Iterator[tuple[int | None, dict[str, pa.Array]]]:
-    """The rows of each partition, in their order; None: all rows may go to any."""
-    if numbers is None or isinstance(numbers, int):
-        yield numbers, found
-        return
-    first = int(numbers[0])
-    if (numbers == first).all():
-        yield first, found
-        return
+class _Run(NamedTuple):
+    """Columns of rows of one partition, in order; None: they may go to any."""
+
+    partition: int | None
+    columns: dict[str, pa.Array]
+
+
+def _sorted_runs(
+    found: dict[str, pa.Array],
+    numbers: npt.NDArray[np.int32],
+    rows_max: int,
+    bytes_max: int,
+    now_us: int,
+    result: list[Chunk],
+) -> Iterator[_Run]:
+    """The rows of each partition that make more than one chunk, or need a look at their values. Those of the others,
+    nearly all if there are many partitions, are added to `result`, each by one slice: a chunk that is looked at costs
+    as much as 100 rows."""
+    if int(numbers.max()) < 1 << 16:
+        numbers = numbers.astype(np.uint16)  # sorted in a twentieth of the time
     order = np.argsort(numbers, kind="stable")
     in_order = numbers[order]
     rows = pa.RecordBatch.from_pydict(found).take(pa.array(order))
-    bounds = [0, *(np.flatnonzero(np.diff(in_order)) + 1).tolist(), len(in_order)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
-        yield int(in_order[start]), {name: rows.column(name).slice(start, end - start) for name in found}
+    first_rows = np.concatenate(([0], np.flatnonzero(np.diff(in_order)) + 1))
+    bounds = np.append(first_rows, len(in_order))
+    alike = _alike(rows)
+    attributes = HAS_KEY if "key" in found else 0
+    sizes = np.diff(bounds) if alike is None else _sizes(alike, bounds)
+    for number, start, end, size in zip(
+        in_order[first_rows].tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), sizes.tolist(), strict=True
+    ):
+        if alike is not None and end - start <= rows_max and size <= bytes_max:
+            columns = Columns(alike.slice(start, end - start), attributes, now_us, now_us)
+            result.append(Chunk(number, columns, size))
+        else:
+            yield _Run(number, {name: rows.column(name).slice(start, end - start) for name in found})
+
+
+def _alike(rows: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Rows of which any slice has the same columns in a batch: values, and keys without nulls. None: others."""
+    names = [name for name in ("key", "value") if name in rows.schema.names]
+    if len(names) < rows.num_columns or ("key" in names and rows.column("key").null_count):
+        return None
+    return pa.RecordBatch.from_arrays(
+        [rows.column(name) for name in names], schema=SCHEMAS[HAS_KEY if "key" in names else 0]
+    )
+
+
+def _sizes(rows: pa.RecordBatch, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes of each run of rows: of data, offsets, and a bit a row that says which values are null."""
+    counts = np.diff(bounds)
+    sizes = np.zeros(len(counts), np.int64)
+    for column in rows.columns:
+        _, offsets, _ = column.buffers()
+        assert offsets is not None and column.offset == 0
+        at = np.frombuffer(memoryview(offsets), np.int32)[bounds].astype(np.int64)
+        sizes += np.diff(at) + 4 * (counts + 1) + (counts // 8 + 1 if column.null_count else 0)
+    return sizes
 
 
 def _numbers(

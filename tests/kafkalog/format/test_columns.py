@@ -21,6 +21,7 @@ from kafkalog.format.columns import (
     columns_from_lists,
     decode_columns,
     encode_columns,
+    joined,
 )
 from tests.golden.make import BATCHES, GOLDEN
 from tests.whole_batch import check_batch
@@ -96,6 +97,26 @@ def test_records_come_back_as_they_were(records: list[Any], codec: str, same_tim
     assert arrays.attributes == columns.attributes
     header, batch = batch_of(arrays, codec)
     assert rows(header, decode_columns(header, batch)) == records
+
+
+@settings(derandomize=True, max_examples=100)
+@given(
+    pieces=st.lists(
+        st.lists(st.tuples(st.integers(0, 3), BYTES, BYTES), min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_columns_of_several_pieces_are_those_of_all_their_records(pieces: list[list[Any]]) -> None:
+    columns = []
+    for records in pieces:
+        times, keys, values = (list(column) for column in zip(*records, strict=True))
+        columns.append(columns_from_lists(values, times, keys))
+    whole = joined(columns)
+    header, batch = batch_of(whole, "none")
+    expected = [(time, key, value, None) for records in pieces for time, key, value in records]
+    assert rows(header, decode_columns(header, batch)) == expected
+    times = [time for time, *_ in expected]
+    assert (whole.min_timestamp_us, whole.max_timestamp_us) == (min(times), max(times))
+    assert bool(whole.attributes & HAS_TIMESTAMP) == (min(times) != max(times))
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

@@ -21,7 +21,7 @@ from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 from kafkalog.client.transaction.stager import StagedPartition
 from kafkalog.errors import CountMoved, QueryNotKnown
 from kafkalog.format.numbered import transactional_id as numbered_id
-from pyspark_kafkalog import connections
+from pyspark_kafkalog import columns, connections
 from pyspark_kafkalog.write import exactly_once as staged
 from pyspark_kafkalog.write.exactly_once import Staged, StagedBatch, Transaction
 from pyspark_kafkalog.write.fingerprint import UNKNOWN, Checkpoint
@@ -79,6 +79,7 @@ def test_a_numbered_write_holds_and_asks_as_much_for_many_topics_as_for_one(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
 ) -> None:
+    monkeypatch.setattr(columns, "_GATHERED_BYTES", 1)  # the first rows are staged before others are asked for
     topics = [new_topic() for _ in range(count)]
     for topic in topics:
         admin.create_topic(topic)

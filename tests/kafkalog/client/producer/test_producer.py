@@ -20,6 +20,7 @@ from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
 from kafkalog.client.producer.partitioner import partition_for_key
+from kafkalog.client.producer.queue import PartitionQueue
 from kafkalog.client.producer.sender import Sender
 from kafkalog.errors import (
     BatchTooLarge,
@@ -316,6 +317,33 @@ def test_tables_arrive_as_they_are(cluster: LocalCluster, made: str) -> None:
     assert seen == set(range(count))
 
 
+def test_rows_of_many_tables_share_batches_and_each_table_is_told_where_its_rows_are(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    partitions, tables, rows = 20, 60, 40
+    admin.create_topic(topic, partitions=partitions)
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        producer.send(topic, b"", partition=0).result(60)  # from here on the tables come faster than they are sent
+        sent = [
+            [(b"%d" % (number % 7 * rows + row), b"%d" % (number * rows + row)) for row in range(rows)]
+            for number in range(tables)
+        ]
+        deliveries = [
+            producer.send_arrow(
+                topic, pa.table({"key": [key for key, _ in table], "value": [value for _, value in table]})
+            )
+            for table in sent
+        ]
+        placed = [delivery.result(60) for delivery in deliveries]
+    found = read(cluster, topic, 1 + tables * rows)
+    for table, runs in zip(sent, placed, strict=True):
+        told = [each for where, first, size in runs for each in found[where.partition][first : first + size]]
+        assert sorted((message.key, message.value) for message in told) == sorted(table)
+        for where, first, size in runs:
+            values_there = [int(message.value or b"") for message in found[where.partition][first : first + size]]
+            assert values_there == sorted(values_there)
+
+
 def test_tables_and_records_keep_the_order_in_which_they_were_sent(cluster: LocalCluster, made: str) -> None:
     with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
         for number in range(0, 50, 2):
@@ -489,7 +517,7 @@ OURS = [
 
 
 def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[int, Any]) -> Callable[[], object]:
-    """Something that a user does, with that number in it; what it returned is put under it."""
+    """Something that a user does, with that number in it, which is even; what it returned is put under it."""
 
     def tell(error: KafkalogError | None, metadata: RecordMetadata | None) -> None:
         assert error is None
@@ -499,7 +527,7 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
     def send(**more: Any) -> None:
         placed[number] = producer.send(topic, b"%d" % number, timestamp_us=number, **more)
 
-    def send_table() -> None:
+    def send_table(number: int = number) -> None:
         table = pa.table({"value": [b"%d" % number], "timestamp": pa.array([number], pa.int64())})
         placed[number] = producer.send_arrow(topic, table)
 
@@ -515,6 +543,7 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
         "send_many": send_many,
         "send with everything": lambda: send(key=b"k", headers={"h": b"1"}, on_delivery=tell),
         "send_arrow": send_table,
+        "send_arrow twice": lambda: (send_table(), send_table(number + 1)),
         "flush": lambda: (send(), producer.flush(30)),
         "result": result,
     }
@@ -522,13 +551,18 @@ def acting(producer: Producer, topic: str, act: str, number: int, placed: dict[i
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
-@pytest.mark.parametrize("act", ["send", "send with everything", "send_many", "send_arrow", "flush", "result"])
+@pytest.mark.parametrize(
+    "act", ["send", "send with everything", "send_many", "send_arrow", "send_arrow twice", "flush", "result"]
+)
 def test_an_interrupt_anywhere_leaves_the_producer_whole(
-    cluster: LocalCluster, admin: Admin, topic: str, act: str
+    cluster: LocalCluster, admin: Admin, topic: str, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    can_send = PartitionQueue.can_send
+    is_held = threading.Event()  # nothing is sent: the second table's rows are added to the first one's batch
+    monkeypatch.setattr(PartitionQueue, "can_send", lambda queue, now: not is_held.is_set() and can_send(queue, now))
     admin.create_topic(topic, partitions=1)
     placed: dict[int, Any] = {}
-    numbers = count()
+    numbers = count(step=2)
     with Producer(cluster.bootstrap_servers, batch_records=3, batch_size=400) as producer:
         for place in count():
             again = 0
@@ -536,7 +570,10 @@ def test_an_interrupt_anywhere_leaves_the_producer_whole(
                 for _ in range(records_before):
                     number = next(numbers)
                     acting(producer, topic, "send", number, placed)()
+                if act == "send_arrow twice":
+                    is_held.set()
                 again += interrupted_at(place, acting(producer, topic, act, next(numbers), placed), *OURS)
+                is_held.clear()
                 acting(producer, topic, "send", next(numbers), placed)()
                 producer.flush(30)
                 assert producer._accumulator.buffered == 0

@@ -25,6 +25,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.format.batch import BatchHeader
+from kafkalog.format.columns import Columns, columns_from_lists
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff
 
@@ -660,3 +661,50 @@ def test_a_batch_that_is_out_of_order_is_not_in_the_log_whatever_was_to_be_feare
     failed = queue.refused(first, BatchTooLarge(size=2, partition="t-0", limit=1), now=10.0)
     assert [batch for batch, _ in failed] == [first]
     assert queue.take(20.0, 1 << 20) == [second]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(count: int, key: bytes | None = None, timestamp_us: int = 1) -> Columns:
+    return columns_from_lists([b"v"] * count, timestamp_us, None if key is None else [key] * count)
+
+
+def add_table(queue: PartitionQueue, columns: Columns) -> Batch:
+    batch = Batch(queue, 0.0, TIMEOUT)
+    batch.columns, batch.count, batch.size = [columns], columns.batch.num_rows, 100
+    queue.put(batch)
+    return batch
+
+
+def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> None:
+    queue = make_queue()
+    batch = add_table(queue, rows_of(2))
+    assert queue.last_of_tables(rows_of(3, timestamp_us=2), 10, rows_max=5, bytes_max=10_000) is batch
+    batch.add_rows(rows_of(3, timestamp_us=2), 10)
+    assert (batch.count, batch.size) == (5, 110)
+    assert queue.take(0.0, 1 << 20) == [batch]
+    assert queue.last_of_tables(rows_of(1), 10, rows_max=100, bytes_max=10_000) is None, "it is under way"
+    following = add_table(queue, rows_of(1))
+    assert queue.take(0.0, 1 << 20) == [following]
+    assert following.sequence == 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows_max", "bytes_max"),
+    [(rows_of(4), 5, 10_000), (rows_of(1), 5, 101), (rows_of(1, b"k"), 5, 10_000)],
+    ids=["too many rows", "too many bytes", "other columns"],
+)
+def test_rows_that_do_not_fit_the_last_batch_are_not_added(columns: Columns, rows_max: int, bytes_max: int) -> None:
+    queue = make_queue()
+    add_table(queue, rows_of(2))
+    assert queue.last_of_tables(columns, 1, rows_max, bytes_max) is None
+
+
+def test_rows_are_not_added_before_records_that_were_sent_later() -> None:
+    queue = make_queue()
+    add_table(queue, rows_of(2))
+    queue.start_batch(0.0, TIMEOUT).values.append(b"v")
+    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000) is None, "the open batch comes after the table"
+    queue.close_batch()
+    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000) is None, "and so it does once it is closed"

@@ -90,6 +90,30 @@ def test_rows_of_a_single_partition_keep_their_order_with_and_without_keys() -> 
     assert [value for chunk in found for value in values_of(chunk)] == [b"%d" % number for number in range(7)]
 
 
+@pytest.mark.parametrize("nulls", ["none", "values", "keys"])
+@pytest.mark.parametrize("rows_max", [3, 1000])
+def test_rows_of_many_partitions_are_parted_as_they_are(nulls: str, rows_max: int) -> None:
+    keys = [None if nulls == "keys" and number % 5 == 0 else b"%d" % (number % 40) for number in range(200)]
+    values = [None if nulls == "values" and number % 3 == 0 else b"%d" % number for number in range(200)]
+    found = chunks(pa.table({"key": keys, "value": values}), partitions=8, rows_max=rows_max)
+    assert all(chunk.columns.batch.num_rows <= rows_max for chunk in found)
+    assert all(abs(chunk.size - chunk.columns.batch.nbytes) <= 8 for chunk in found), "the size is that of its columns"
+    parted: dict[int, list[tuple[Any, Any]]] = {}
+    for chunk in found:
+        batch = chunk.columns.batch
+        assert chunk.columns.attributes == HAS_KEY or (nulls == "keys" and chunk.columns.attributes == 0)
+        key = batch.column("key").to_pylist() if chunk.columns.attributes else [None] * batch.num_rows
+        parted.setdefault(chunk.partition, []).extend(zip(key, values_of(chunk), strict=True))
+    for partition, rows in parted.items():
+        with_key = [row for row in rows if row[0] is not None]
+        assert with_key == [
+            row
+            for row in zip(keys, values, strict=True)
+            if row[0] is not None and partition_for_key(row[0], 8) == partition
+        ]
+    assert sum(map(len, parted.values())) == 200
+
+
 def test_a_partitioner_is_asked_for_each_key() -> None:
     table = pa.table({"key": pa.array([b"a", None, b"c"], pa.binary()), "value": [b"1", b"2", b"3"]})
     found = chunks(table, partitioner=lambda key, partitions: 0 if key is None else partitions - 1)
