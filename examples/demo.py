@@ -15,6 +15,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -184,20 +185,20 @@ def main() -> None:
         took.append((name, time.perf_counter() - start))
 
     with ExitStack() as stack:
+        with step("start Spark, and read the flights from their file meanwhile"), ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read_flights)
+            spark = spark_session()
+            stack.callback(spark.stop)
+            flights = reading.result()
         with step("start the embedded cluster"):
             cluster = stack.enter_context(LocalCluster(brokers=1))
         bootstrap = cluster.bootstrap_servers
-        with step("read the flights from their file"):
-            flights = read_flights()
         with (
             step(f"publish {len(flights):,} flights"),
             Progress(*PROGRESS_COLUMNS, console=console, transient=True, disable=not watched) as bar,
         ):
             task = bar.add_task("publishing", total=len(flights))
             publish(bootstrap, flights, lambda count: bar.advance(task, count))
-        with step("start Spark"):
-            spark = spark_session()
-            stack.callback(spark.stop)
         with step("batch: mean departure delay per carrier"):
             delays = delays_by_carrier(spark, bootstrap).orderBy(F.desc("mean_delay_minutes")).localCheckpoint()
         with step("stream: departures per origin and hour"):

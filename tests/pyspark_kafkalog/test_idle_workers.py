@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 import sys
@@ -13,6 +14,12 @@ import pytest
 from pyspark_kafkalog.idle_workers import end_silently, ending_silently
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends a reset
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_set_aside() -> Iterator[None]:
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -83,6 +90,27 @@ def test_a_worker_whose_reader_has_enough_ends_as_one_that_failed(
             sock.sendall(bytes(1 << 16))
 
     assert ending_silently(work)(worker, True) == 1
+
+
+def test_what_a_worker_has_after_its_first_task_is_set_aside_once(pair: tuple[socket.socket, socket.socket]) -> None:
+    spark, worker = pair
+    kept: list[list[object]] = []
+
+    def work(sock: socket.socket, authenticated: bool) -> int:
+        kept.append([])
+        sock.recv(4)
+        return 0
+
+    run = ending_silently(work)
+    counts = []
+    for _ in range(3):
+        spark.sendall(b"task")
+        run(worker, True)
+        counts.append(gc.get_freeze_count())
+    assert counts[0] > 1000
+    assert counts[1:] == counts[:1] * 2, "later garbage is collected"
+    assert not any(each is kept[0] for each in gc.get_objects()), "no collection looks at it"
+    assert any(each is kept[1] for each in gc.get_objects())
 
 
 def test_other_failures_reach_pyspark(pair: tuple[socket.socket, socket.socket]) -> None:
