@@ -71,7 +71,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         topics = KafkaTopics(spark, kafka.bootstrap_servers)
         sides = Sides(spark, kafka, topics, cluster, admin, {CONNECTOR_DEFAULTS: {}, CONNECTOR_TUNED: PRODUCER}, scale)
         yield from sides.written("write, deleted", 5_000_000, PARTITIONS, warmups=WARMUPS, is_limit_measured=True)
-        yield from sides.written("write, kept", 3_000_000, PARTITIONS, is_kept=True)
+        yield from sides.written("write, kept", 5_000_000, PARTITIONS, is_kept=True)
         for partitions in (PARTITIONS, MANY_PARTITIONS):
             yield from sides.written(f"write by key, {partitions} partitions", 2_000_000, partitions, is_keyed=True)
         yield from sides.read()

@@ -131,9 +131,9 @@ class Broker:
             raise InvalidSetting(name="data.port", value=settings.data_port, reason=reason)
         rpc = RpcServer(settings.host, settings.grpc_port, settings.broker_id)
         self._undo.append(lambda: rpc.stop(self._grace_seconds))
-        listener = dataport.listen(settings.host, settings.data_port)
-        self._undo.append(listener.close)
-        self.grpc_port, self.data_port = rpc.port, listener.getsockname()[1]
+        listeners = dataport.listen(settings)
+        self._undo.append(lambda: dataport.close_all(listeners))
+        self.grpc_port, self.data_port = rpc.port, listeners[0].getsockname()[1]
 
         session = ZooKeeperSession(
             settings.zookeeper_connect,
@@ -209,7 +209,7 @@ class Broker:
         self._undo.append(monitor.stop)
         monitor.start()
 
-        data = DataPort(listener, host, settings, self._clock)
+        data = DataPort(listeners, host, settings, self._clock)
         self._undo.append(lambda: data.stop(self._grace_seconds))
         data.start()
         self.rpc_service = BrokerService(

@@ -6,8 +6,8 @@ with the application. PySpark treats that as a failure and writes it to the sock
 this has no effect; over a Unix socket it is a BrokenPipeError, whose traceback follows the output of a run without any
 error. A worker whose reader has enough rows, as with a `limit`, ends in the same way.
 
-PySpark's daemon calls `gc.collect()` after each task. With what PySpark, pyarrow and kafkalog import, it looks at 54,000
-objects in 10 ms of processor time, and a micro-batch has at least two workers a task: those objects are set aside once.
+PySpark's daemon calls `gc.collect()` after each task. With what PySpark, pyarrow and kafkalog import, it looks at
+54,000 objects in 10 ms of processor time, and a micro-batch has at least two workers a task: they are set aside once.
 
 Spark starts the workers of tasks with the module that `spark.python.daemon.module` names (`daemon.py`). Those that look
 for data sources, plan and commit it starts with PySpark's own, whatever that says; they import this package, and are

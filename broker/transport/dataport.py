@@ -11,8 +11,10 @@ import itertools
 import os
 import select
 import socket
+import struct
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable
 from queue import SimpleQueue
 
 from broker.config import BrokerSettings
@@ -21,8 +23,9 @@ from broker.replica.host import Host
 from broker.transport.connection import Connection
 from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import Clock
-from kafkalog.errors import TooManyConnections
+from kafkalog.errors import AddressInUse, TooManyConnections
 from kafkalog.events import get_logger
+from kafkalog.net.local import enlarge, socket_name
 from kafkalog.net.tcp import tune
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -30,6 +33,7 @@ from kafkalog.wire import frames
 log = get_logger(__name__)
 
 _BACKLOG = 512
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _PARSING_MAX = 8
 _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
@@ -39,24 +43,42 @@ _FOR_EACH_BROKER = 4
 """Connections beyond max.connections: a link, a scrubber's, and those of them that are about to end."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises AddressInUse, InvalidSetting."""
-    listener = bound_socket(host, port, "data.port")
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
+def listen(settings: BrokerSettings) -> list[socket.socket]:
+    """Listening sockets: that of the port first, then perhaps a Unix socket for clients on this machine. Raises
+    AddressInUse, InvalidSetting."""
+    listeners = [bound_socket(settings.host, settings.data_port, "data.port")]
+    try:
+        name = socket_name(settings.host, listeners[0].getsockname()[1])
+        if settings.data_local_socket and name is not None:
+            listeners.append(socket.socket(socket.AF_UNIX))
+            try:
+                listeners[-1].bind(name)
+            except OSError:
+                raise AddressInUse(address=f"Unix socket @{name[1:].decode()}", setting="data.port") from None
+        for listener in listeners:
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+    except BaseException:
+        close_all(listeners)
+        raise
+    return listeners
+
+
+def close_all(sockets: Iterable[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
 
 
 class DataPort:
     """The server side of the data port.
 
     Args:
-        listener: from `listen`; closed by `stop`.
+        listeners: from `listen`; closed by `stop`.
         settings: the broker's.
     """
 
-    def __init__(self, listener: socket.socket, host: Host, settings: BrokerSettings, clock: Clock) -> None:
-        self._listener = listener
+    def __init__(self, listeners: list[socket.socket], host: Host, settings: BrokerSettings, clock: Clock) -> None:
+        self._listeners = listeners
         self._host = host
         self._settings = settings
         self._clock = clock
@@ -86,7 +108,7 @@ class DataPort:
         os.eventfd_write(self._wake_fd, 1)
         if self._thread.is_alive():
             self._thread.join()
-        self._listener.close()
+        close_all(self._listeners)
         os.close(self._wake_fd)
         with self._lock:
             connections = list(self._connections)
@@ -114,7 +136,8 @@ class DataPort:
 
     def _accept_all(self) -> None:
         poller = select.poll()
-        poller.register(self._listener, select.POLLIN)
+        for listener in self._listeners:
+            poller.register(listener, select.POLLIN)
         poller.register(self._wake_fd, select.POLLIN)
         waiting: tuple[socket.socket, str] | None = None  # accepted, but no descriptor is left for its eventfd
         while not self._stopping:
@@ -141,14 +164,19 @@ class DataPort:
 
     def _accept(self) -> tuple[socket.socket, str] | None:
         """A new connection and its peer; None if there is none."""
-        try:
-            accepted, address = self._listener.accept()
-        except BlockingIOError:
-            return None
-        accepted.setblocking(False)
-        with contextlib.suppress(OSError):  # gone again already: its connection finds out
-            tune(accepted)
-        return accepted, f"{address[0]}:{address[1]}"
+        for listener in self._listeners:
+            try:
+                accepted, address = listener.accept()
+            except BlockingIOError:
+                continue
+            accepted.setblocking(False)
+            if listener.family == socket.AF_UNIX:
+                enlarge(accepted)
+                return accepted, f"process {_process_id(accepted)}"
+            with contextlib.suppress(OSError):  # gone again already: its connection finds out
+                tune(accepted)
+            return accepted, f"{address[0]}:{address[1]}"
+        return None
 
     def _wait_to_retry(self) -> None:
         poller = select.poll()
@@ -210,6 +238,14 @@ class DataPort:
         now = self._clock.monotonic()
         while self._refused and self._refused[0][1] <= now:
             self._refused.popleft()[0].close()
+
+
+def _process_id(accepted: socket.socket) -> int:
+    """Of the process at the other end of a Unix socket."""
+    process_id, _, _ = _CREDENTIALS.unpack(
+        accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return int(process_id)
 
 
 def _is_of_replica(accepted: socket.socket) -> bool:

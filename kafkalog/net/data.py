@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kafkalog.errors import BrokerUnreachable, ProtocolError, RequestTimedOut
+from kafkalog.net.local import connect_here
 from kafkalog.net.tcp import connect, format_address, plain_reason
 from kafkalog.wire import dataport_pb2
 from kafkalog.wire.frames import HEADER_LENGTH_MAX, HELLO_SIZE, PREFIX, PREFIX_SIZE, check_hello, hello
@@ -67,7 +68,7 @@ class DataConnection:
         self._body = memoryview(b"")
         self._body_end = 0  # that much of it has come
         self._closed = False
-        self._socket = connect(host, port, connect_timeout_ms)
+        self._socket = connect_here(host, port, connect_timeout_ms) or connect(host, port, connect_timeout_ms)
         try:
             self.protocol = self._greet(hello(of_replica=of_replica))
             # Blocking with the kernel's timeouts: one system call for each operation. Python's timeouts add a poll, and

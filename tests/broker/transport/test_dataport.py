@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from broker.transport.dataport import DataPort, listen
+from broker.config import BrokerSettings
+from broker.transport.dataport import DataPort, close_all, listen
 from kafkalog.errors import AddressInUse
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
@@ -18,13 +19,44 @@ from tests.broker.data_port_client import DataPortClient, a_batch, ask_for_more_
 from tests.waiting import waited_for
 
 
+def settings(port: int, **more: object) -> BrokerSettings:
+    return BrokerSettings.parse({"data.port": port, "log.dir": "/", "zookeeper.connect": "z:1", **more})
+
+
 def test_a_port_in_use_is_refused_by_name() -> None:
-    taken = listen("127.0.0.1", 0)
-    port = taken.getsockname()[1]
+    taken = listen(settings(0))
+    port = taken[0].getsockname()[1]
     with pytest.raises(AddressInUse, match=rf"127\.0\.0\.1:{port} is in use by another process \(setting data\.port\)"):
-        listen("127.0.0.1", port)
-    taken.close()
-    listen("127.0.0.1", port).close()
+        listen(settings(port))
+    close_all(taken)
+    close_all(listen(settings(port)))
+
+
+def test_a_name_of_the_unix_socket_that_is_taken_is_refused_and_leaves_the_port_free() -> None:
+    taken = listen(settings(0))
+    port = taken[0].getsockname()[1]
+    taken[0].close()
+    with pytest.raises(
+        AddressInUse, match=rf"Unix socket @kafkalog-data-127\.0\.0\.1:{port} is in use by another process"
+    ):
+        listen(settings(port))
+    taken[1].close()
+    close_all(listen(settings(port)))
+
+
+@pytest.mark.parametrize(
+    ("more", "families"),
+    [
+        ({}, [socket.AF_INET, socket.AF_UNIX]),
+        ({"host": "0.0.0.0", "advertised.host": "here"}, [socket.AF_INET, socket.AF_UNIX]),
+        ({"host": "127.0.0.2"}, [socket.AF_INET]),
+        ({"data.local.socket": False}, [socket.AF_INET]),
+    ],
+)
+def test_a_unix_socket_is_beside_loopback_alone(more: dict[str, object], families: list[int]) -> None:
+    listeners = listen(settings(0, **more))
+    assert [each.family for each in listeners] == families
+    close_all(listeners)
 
 
 @pytest.mark.parametrize("left", [0, 1], ids=["none_left", "one_left_for_the_socket_alone"])

@@ -4,10 +4,11 @@ Spark; what is written is in `test_exactly_once.py`."""
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 from kafkalog.client.transaction.stager import StagedPartition
 from kafkalog.errors import CountMoved, QueryNotKnown
 from kafkalog.format.numbered import transactional_id as numbered_id
+from kafkalog.net.local import socket_name
 from pyspark_kafkalog import columns, connections
 from pyspark_kafkalog.write import exactly_once as staged
 from pyspark_kafkalog.write.exactly_once import Staged, StagedBatch, Transaction
@@ -32,14 +34,21 @@ from tests.waiting import waited_for
 
 def connections_to(port: int) -> int:
     """How many this process has."""
-    own = set()
-    for descriptor in os.listdir("/proc/self/fd"):
+    ends = (("127.0.0.1", port), socket_name("127.0.0.1", port))
+    found = 0
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
-            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:
+            copied = os.dup(descriptor)
+        except OSError:
             continue  # that of the listing
-    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return sum(row[2].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in own for row in rows)
+        try:
+            one = socket.socket(fileno=copied)
+        except OSError:
+            os.close(copied)  # it is no socket
+            continue
+        with one, suppress(OSError):  # not connected
+            found += one.getpeername() in ends
+    return found
 
 
 def renewals() -> int:
