@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from kafkalog.errors import InvalidArgument
 from kafkalog.events import get_logger
 from kafkalog.format.batch import BatchHeader
-from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HAS_TIMESTAMP, HEADERS, TIMESTAMP
+from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HEADERS, integer_array, timestamps
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -166,7 +166,7 @@ class Rows:
         if name == "offset":
             return _offsets(pieces, rows)
         if name == "timestamp":
-            return _timestamps(pieces)
+            return timestamps([piece.header for piece in pieces], [piece.columns for piece in pieces])
         if name == "key":
             return self._optional("key", HAS_KEY, pieces, rows)
         if name == "headers":
@@ -204,34 +204,17 @@ def _concatenated(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _int64_array(numbers: np.ndarray, of_type: pa.DataType) -> pa.Array:
-    """Numbers without nulls as an array of a 64-bit type; `pa.array` takes twice as long."""
-    return pa.Array.from_buffers(of_type, len(numbers), [None, pa.py_buffer(numbers)])
-
-
 def _offsets(pieces: list[Piece], rows: int) -> pa.Array:
     first = pieces[0].first_offset
     last = pieces[-1]
     dense = not any(piece.header.attributes & HAS_OFFSET for piece in pieces)
     if dense and last.first_offset + last.columns.num_rows - first == rows:
-        return _int64_array(np.arange(first, first + rows, dtype=np.int64), pa.int64())
+        return integer_array(pa.int64(), np.arange(first, first + rows, dtype=np.int64))
     return _concatenated(
         [
             piece.columns.column("offset")
             if piece.header.attributes & HAS_OFFSET
             else _offsets([piece], piece.columns.num_rows)
-            for piece in pieces
-        ]
-    )
-
-
-def _timestamps(pieces: list[Piece]) -> pa.Array:
-    if not any(piece.header.attributes & HAS_TIMESTAMP for piece in pieces):
-        times = np.array([piece.header.min_timestamp_us for piece in pieces], dtype=np.int64)
-        return _int64_array(np.repeat(times, [piece.columns.num_rows for piece in pieces]), TIMESTAMP)
-    return _concatenated(
-        [
-            piece.columns.column("timestamp") if piece.header.attributes & HAS_TIMESTAMP else _timestamps([piece])
             for piece in pieces
         ]
     )

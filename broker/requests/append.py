@@ -38,7 +38,7 @@ from kafkalog.format.batch import (
     iter_batches,
     read_header,
 )
-from kafkalog.format.columns import HAS_OFFSET, HAS_TIMESTAMP
+from kafkalog.format.columns import DELTA_MAX, HAS_OFFSET, HAS_TIMES, HAS_TIMESTAMP_DELTA
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
@@ -236,8 +236,13 @@ def _producer_fault(header: BatchHeader, staged: bool) -> str | None:
         return "its records are not consecutive"
     if attributes & HAS_OFFSET:
         return "it has its own offsets; only the leader assigns offsets"
-    if min_timestamp_us != max_timestamp_us and not attributes & HAS_TIMESTAMP:
+    if min_timestamp_us != max_timestamp_us and not attributes & HAS_TIMES:
         return "its smallest and largest timestamps differ, but it has no column of timestamps"
+    if attributes & HAS_TIMESTAMP_DELTA:
+        if attributes & HAS_TIMES != HAS_TIMESTAMP_DELTA:
+            return "it has timestamps and deltas of timestamps; it may have one of them"
+        if max_timestamp_us - min_timestamp_us > DELTA_MAX:
+            return f"its timestamps span {max_timestamp_us - min_timestamp_us} us, too much for deltas of 32 bits"
     if producer_id != NO_PRODUCER and (producer_id < 0 or producer_epoch < 0 or base_sequence < 0):
         return f"producer {producer_id}, epoch {producer_epoch} and sequence {base_sequence} must all be >= 0"
     if length == HEADER_SIZE:

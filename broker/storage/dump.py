@@ -25,7 +25,7 @@ from broker.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, NEXT_SUFFIX, base_o
 from kafkalog.config import nearest_hint
 from kafkalog.errors import CorruptBatch, InvalidArgument
 from kafkalog.format.batch import CODEC_NAMES, HEADER_SIZE, BatchHeader, header_at
-from kafkalog.format.columns import decode_columns
+from kafkalog.format.columns import HAS_TIMES, checked_columns, decode_columns, timestamps
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_BYTES = 64
@@ -328,7 +328,7 @@ class _OfflineSegment:
     def contents_fault(self, position: int, header: BatchHeader) -> str | None:
         """Why the contents of a batch are wrong although its checksums match; None if they are right."""
         try:
-            decode_columns(header, memoryview(self.read(position, header.length)), str(self.path))
+            checked_columns(header, memoryview(self.read(position, header.length)), str(self.path))
         except CorruptBatch as error:
             return str(error.facts["reason"])
         return None
@@ -336,7 +336,7 @@ class _OfflineSegment:
     def records(self, position: int, header: BatchHeader) -> Iterator[dict[str, Any]]:
         columns = decode_columns(header, memoryview(self.read(position, header.length)), str(self.path))
         names = set(columns.schema.names)
-        times = columns.column("timestamp").view(pa.int64()) if "timestamp" in names else None
+        times = timestamps([header], [columns]).view(pa.int64()) if header.attributes & HAS_TIMES else None
         for number in range(columns.num_rows):
             row = {name: columns.column(name)[number] for name in names}
             yield {

@@ -17,7 +17,7 @@ from broker.storage.segment import BadHeader, FileSlice, Hint, Segment, SharedFi
 from kafkalog.errors import Closed, CorruptBatch, OffsetOutOfRange
 from kafkalog.events import get_logger
 from kafkalog.format.batch import HEADER_SIZE, BatchHeader, body_fault, header_at
-from kafkalog.format.columns import HAS_TIMESTAMP
+from kafkalog.format.columns import HAS_TIMES
 
 log = get_logger(__name__)
 
@@ -452,7 +452,7 @@ class Reader:
             if body_fault(header, self._disk.read(file.fd, header.length, at)):
                 raise BadHeader(at)  # a timestamp counts only if the batch's checksum matches
             if header.max_timestamp_us >= timestamp_us:
-                is_exact = not header.attributes & HAS_TIMESTAMP
+                is_exact = not header.attributes & HAS_TIMES
                 return max(header.base_offset, start_offset), header.min_timestamp_us if is_exact else None
             position = at + header.length
         if position in damaged:

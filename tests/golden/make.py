@@ -38,6 +38,8 @@ BATCHES: dict[str, dict[str, Any]] = {
         "values": VALUES, "timestamps_us": [TIME + 3, TIME - 1, -5, TIME], "keys": KEYS, "headers": HEADERS,
         "codec": "zstd",
     },
+    "deltas": {"values": VALUES, "timestamps_us": [TIME + 3, TIME - 1, TIME, TIME + (1 << 31) - 2], "keys": KEYS},
+    "deltas-zstd": {"values": VALUES, "timestamps_us": [TIME + 3, TIME - 1, TIME, TIME + 9], "codec": "zstd"},
     "idempotent": {"values": [b"v"] * 100, "timestamps_us": TIME, "producer": (1 << 40, 3, (1 << 31) - 50)},
     "staged": {
         "values": [b"s", b"t"], "timestamps_us": TIME, "producer": (1 << 62 | 5, 0, 1), "transaction": (12, 4),

@@ -170,6 +170,21 @@ def test_a_batch_trimmed_at_its_head_has_the_offsets_that_are_left() -> None:
     assert rows.column("timestamp").cast(pa.int64()).to_pylist() == [3, 1]
 
 
+@pytest.mark.parametrize("first", [[1 << 40, 5, 1 << 33], [30, 10, 20], 7])
+@pytest.mark.parametrize("second", [[1, 1 << 31], [1, (1 << 31) - 1], 2])
+def test_batches_are_joined_however_their_timestamps_are_stored(
+    first: list[int] | int, second: list[int] | int
+) -> None:
+    """As timestamps, as their deltas, or as one for all records."""
+    header, records = fetched(10, [b"a", b"b", b"c"], first)
+    (rows,) = spark_batches([[(header, records.slice(1))], [fetched(13, [b"d", b"e"], second)]], start=11)
+    expected = (first[1:] if isinstance(first, list) else [first] * 2) + (
+        second if isinstance(second, list) else [second] * 2
+    )
+    assert rows.column("timestamp").cast(pa.int64()).to_pylist() == expected
+    assert rows.column("value").to_pylist() == [b"b", b"c", b"d", b"e"]
+
+
 def test_explicit_offsets_are_taken_as_they_are() -> None:
     header, records = fetched(10, [b"a", b"b"])
     sparse = records.append_column("offset", pa.array([10, 17]))

@@ -5,7 +5,6 @@ Messages are made by C functions over whole columns (`zip`, `map`), 0.3 us each;
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -14,7 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from kafkalog.format.batch import BatchHeader
-from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HAS_TIMESTAMP, HEADERS, TIMESTAMP
+from kafkalog.format.columns import (
+    BINARY,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_OFFSET,
+    HAS_TIMES,
+    HEADERS,
+    TIMESTAMP,
+    integers,
+    timestamp_list,
+    timestamps,
+)
 from kafkalog.records import Message, TopicPartition
 
 TOPIC = pa.dictionary(pa.int32(), pa.string())
@@ -47,9 +57,8 @@ def messages(partition: TopicPartition, topic_id: bytes, decoded: Decoded) -> li
     attributes = header.attributes
     offsets = columns.column("offset").to_pylist() if attributes & HAS_OFFSET else range(first, first + count)
     stamps: Iterable[int] = repeat(header.min_timestamp_us)
-    if attributes & HAS_TIMESTAMP:
-        column = columns.column("timestamp")
-        stamps = _integers(column.buffers()[1], "q", column.offset, count)
+    if attributes & HAS_TIMES:
+        stamps = timestamp_list(header, columns)
     keys = binary_values(columns.column("key")) if attributes & HAS_KEY else repeat(None)
     values = binary_values(columns.column("value"))
     headers = _headers(columns.column("headers")) if attributes & HAS_HEADERS else repeat(())
@@ -62,7 +71,7 @@ def binary_values(array: pa.Array) -> list[bytes | None]:
     """The values of a binary array."""
     count = len(array)
     validity, offset_bytes, data_bytes = array.buffers()
-    bounds = _integers(offset_bytes, "i", array.offset, count + 1)
+    bounds = integers(offset_bytes, "i", array.offset, count + 1)
     start, end = bounds[0], bounds[-1]
     if start:
         bounds = [offset - start for offset in bounds]
@@ -72,16 +81,6 @@ def binary_values(array: pa.Array) -> list[bytes | None]:
         for index in np.flatnonzero(np.asarray(array.is_null())).tolist():
             values[index] = None
     return values
-
-
-def _integers(buffer: pa.Buffer | None, kind: str, offset: int, count: int) -> list[int]:
-    """`count` integers of a buffer. numpy would take 2 us to begin, and then a third of the time for each."""
-    assert buffer is not None, "only validity may be missing"
-    size = 8 if kind == "q" else 4
-    if count < 200:
-        return list(struct.unpack_from(f"<{count}{kind}", buffer, offset * size))
-    numbers: list[int] = np.frombuffer(memoryview(buffer), f"<i{size}", count, offset * size).tolist()
-    return numbers
 
 
 def _headers(array: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:
@@ -105,7 +104,7 @@ class ArrowBuilder:
             self._constants["topic"].slice(0, rows),
             self._constants["partition"].slice(0, rows),
             _offsets(pieces, rows),
-            _timestamps(pieces),
+            timestamps([piece.header for piece in pieces], [piece.columns for piece in pieces]),
             self._optional("key", HAS_KEY, pieces, rows),
             _joined([piece.columns.column("value") for piece in pieces]),
             self._optional("headers", HAS_HEADERS, pieces, rows),
@@ -151,22 +150,6 @@ def _offsets(pieces: Sequence[Decoded], rows: int) -> pa.Array:
             piece.columns.column("offset")
             if piece.header.attributes & HAS_OFFSET
             else pa.array(np.arange(piece.first_offset, piece.first_offset + piece.columns.num_rows))
-            for piece in pieces
-        ]
-    )
-
-
-def _timestamps(pieces: Sequence[Decoded]) -> pa.Array:
-    if not any(piece.header.attributes & HAS_TIMESTAMP for piece in pieces):
-        stamps = [piece.header.min_timestamp_us for piece in pieces]
-        return pa.array(np.repeat(np.array(stamps, np.int64), [piece.columns.num_rows for piece in pieces])).view(
-            TIMESTAMP
-        )
-    return _joined(
-        [
-            piece.columns.column("timestamp")
-            if piece.header.attributes & HAS_TIMESTAMP
-            else pa.array(np.full(piece.columns.num_rows, piece.header.min_timestamp_us)).view(TIMESTAMP)
             for piece in pieces
         ]
     )

@@ -37,7 +37,7 @@ from kafkalog.errors import (
     StorageFailed,
 )
 from kafkalog.format.batch import SEQUENCE_MODULUS
-from kafkalog.format.columns import HAS_TIMESTAMP, Columns, Headers
+from kafkalog.format.columns import HAS_TIMES, Columns, Headers
 from kafkalog.records import RecordMetadata, TopicPartition
 from kafkalog.retry import Backoff
 
@@ -268,7 +268,7 @@ class PartitionQueue:
         last = self.ready[-1]
         if (
             last.columns is None
-            or last.columns[0].attributes | HAS_TIMESTAMP != columns.attributes | HAS_TIMESTAMP
+            or last.columns[0].attributes | HAS_TIMES != columns.attributes | HAS_TIMES
             or last.count + columns.batch.num_rows > rows_max
             or last.size + size + _TIMESTAMP_BYTES * (last.count + columns.batch.num_rows) > bytes_max
         ):

@@ -17,6 +17,13 @@ from broker.requests.append import append as append_in
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.format.batch import CODECS, HEADER_SIZE, encode_batch
+from kafkalog.format.columns import (
+    HAS_OFFSET,
+    HAS_TIMESTAMP,
+    HAS_TIMESTAMP_DELTA,
+    columns_from_lists,
+    encode_columns,
+)
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
 from tests.broker.data_port_client import a_batch
@@ -253,6 +260,53 @@ def test_an_arrow_body_that_is_none_is_refused_though_its_checksum_is_right(dire
     refused = {name: type(call.failed()) for name, call in zip(liars, calls, strict=True)}
     assert refused == dict.fromkeys(liars, errors.CorruptBatch)
     assert hosted.partitions[0].log.end_offset == 0
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+@pytest.mark.parametrize(
+    ("attributes", "span", "sentence"),
+    [
+        (HAS_TIMESTAMP_DELTA, 1 << 31, "its timestamps span 2147483648 us, too much for deltas of 32 bits"),
+        (HAS_TIMESTAMP_DELTA | HAS_TIMESTAMP, 9, "it has timestamps and deltas of timestamps; it may have one of them"),
+        (HAS_TIMESTAMP_DELTA | HAS_OFFSET, 9, "it has its own offsets; only the leader assigns offsets"),
+        (0, 9, "its smallest and largest timestamps differ, but it has no column of timestamps"),
+    ],
+)
+def test_a_header_that_says_what_no_timestamps_can_be_is_refused_whatever_the_codec(
+    directory: LogDirectory, codec: str, attributes: int, span: int, sentence: str
+) -> None:
+    hosted = Hosted(directory)
+    body = encode_columns(columns_from_lists([b"v"] * 2, [0, 9]).batch, CODECS[codec])
+    batch = encode_batch(
+        body, codec=CODECS[codec], attributes=attributes, record_count=2, min_timestamp_us=0, max_timestamp_us=span
+    )
+    call = call_of((0, batch.tobytes()))
+    append([call], hosted)
+    error = call.failed()
+    assert isinstance(error, errors.CorruptBatch) and error.facts["reason"] == sentence
+
+
+def test_deltas_that_the_header_does_not_agree_with_are_refused_and_those_of_a_producer_are_not(
+    directory: LogDirectory,
+) -> None:
+    hosted = Hosted(directory)
+    columns = columns_from_lists([b"v"] * 3, [100, 107, 103])
+    assert columns.attributes == HAS_TIMESTAMP_DELTA
+
+    def batch_of(low: int, high: int) -> bytes:
+        body = encode_columns(columns.batch, 0)
+        return encode_batch(
+            body, codec=0, attributes=columns.attributes, record_count=3, min_timestamp_us=low, max_timestamp_us=high
+        ).tobytes()
+
+    calls = [call_of((0, batch_of(low, high))) for low, high in ((100, 107), (100, 108), (100, 106), (101, 107))]
+    append(calls, hosted)
+    failures = [call.failed() for call in calls]
+    assert [failure and failure.facts["reason"] for failure in failures] == [
+        None,
+        *(f"its timestamps' deltas are 0 to 7; by its header's timestamps they are 0 to {span}" for span in (8, 6, 6)),
+    ]
+    assert hosted.partitions[0].log.end_offset == 3
 
 
 def test_the_first_error_of_several_batches_is_reported_and_those_before_it_stay(directory: LogDirectory) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 import struct
 
+import pyarrow as pa
 import pytest
 
 from broker.requests.bodies import BodyCheck
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import HEADER, HEADER_SIZE, BatchHeader, encode_batch
-from kafkalog.format.columns import columns_from_lists, decode_columns, encode_columns
+from kafkalog.format.columns import (
+    DELTA,
+    HAS_TIMESTAMP_DELTA,
+    SCHEMAS,
+    checked_columns,
+    columns_from_lists,
+    encode_columns,
+)
 
 
 def one_record(value: bytes | None, key: bytes | None = None) -> bytearray:
@@ -28,7 +36,7 @@ def header_of(batch: bytearray) -> BatchHeader:
 
 def decodes(batch: bytearray) -> bool:
     try:
-        decode_columns(header_of(batch), memoryview(batch))
+        checked_columns(header_of(batch), memoryview(batch))
     except CorruptBatch:
         return False
     return True
@@ -89,9 +97,9 @@ def test_a_known_shape_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     def counting(header: BatchHeader, batch: memoryview, where: str) -> object:
         decoded.append(header.length)
-        return decode_columns(header, batch, where)
+        return checked_columns(header, batch, where)
 
-    monkeypatch.setattr("broker.requests.bodies.decode_columns", counting)
+    monkeypatch.setattr("broker.requests.bodies.checked_columns", counting)
     for letter in b"abcdef":
         assert passes(check, one_record(bytes([letter]) * 20))
     assert len(decoded) == 1
@@ -128,3 +136,32 @@ def test_a_body_that_is_shorter_than_its_shape_is_refused(cut: int) -> None:
 
     assert passes(check, batch_of(len(body)))
     assert not passes(check, batch_of(len(body) - cut))
+
+
+def with_deltas(deltas: list[int], span: int) -> bytearray:
+    """Records of the value `v` with these deltas of timestamps, in whose header the timestamps are `span` apart."""
+    arrays = [pa.array(deltas, DELTA), pa.array([b"v"] * len(deltas), pa.binary())]
+    columns = pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[HAS_TIMESTAMP_DELTA])
+    batch = encode_batch(
+        encode_columns(columns, 0), codec=0, attributes=HAS_TIMESTAMP_DELTA, record_count=len(deltas),
+        min_timestamp_us=5, max_timestamp_us=5 + span,
+    )  # fmt: skip
+    return bytearray(batch.tobytes())
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_deltas_of_timestamps_are_checked_each_time(times: int) -> None:
+    check = BodyCheck()
+    for _ in range(3):
+        assert passes(check, with_deltas([3, 0, 9] * times, 9))
+        for deltas, span in (([0, -1, 9], 9), ([3, 1, 9], 9), ([3, 0, 8], 9), ([0, -1], (1 << 32) - 1)):
+            assert not passes(check, with_deltas(deltas * times, span))
+
+
+def test_the_delta_of_a_single_record_is_checked_though_its_shape_is_known() -> None:
+    """No producer of ours writes such a batch."""
+    check = BodyCheck()
+    for _ in range(2):
+        assert passes(check, with_deltas([0], 0))
+        assert not passes(check, with_deltas([1], 0))
+        assert not passes(check, with_deltas([1], 1))

@@ -13,15 +13,15 @@ from broker.storage.log_dir import LogDirectory
 from broker.storage.segment import segment_path
 from kafkalog.errors import InvalidArgument
 from kafkalog.format.batch import CODECS, HEADER_SIZE, Batch, encode_batch, read_header, stamp
-from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, columns_from_lists, encode_columns
-from tests.broker.storage.batches import TOPIC_ID, numbered, topic
+from kafkalog.format.columns import HAS_HEADERS, HAS_KEY, HAS_TIMESTAMP_DELTA, columns_from_lists, encode_columns
+from tests.broker.storage.batches import TOPIC_ID, make_batch, numbered, topic
 
 
 def rich_batch() -> Batch:
     columns = columns_from_lists(
         [b"v" * 100, None], [1_700_000_000_000_000, 1_700_000_000_500_000], [b"k", None], [[("h", b"1")], None]
     )
-    assert columns.attributes & (HAS_KEY | HAS_HEADERS)
+    assert columns.attributes == HAS_TIMESTAMP_DELTA | HAS_KEY | HAS_HEADERS
     data = bytearray(
         encode_batch(
             encode_columns(columns.batch, CODECS["zstd"]), codec=CODECS["zstd"], attributes=columns.attributes,
@@ -199,6 +199,32 @@ def test_batch_whose_contents_lie_is_a_problem(tmp_path: Path) -> None:
     stamp(data, 0, 0, 0)
     (tmp_path / f"{0:020d}.log").write_bytes(data)
     assert [p.what for p in verify(tmp_path).problems] == ["it has 2 records, but its header says 3"]
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+def test_batch_whose_header_lies_about_its_timestamps_is_a_problem_and_is_shown(tmp_path: Path, codec: str) -> None:
+    """A broker does not look into a compressed body, but whoever verifies a log has the time."""
+    columns = columns_from_lists([b"a", b"b", b"c"], [5, 12, 7])
+    data = bytearray(
+        encode_batch(
+            encode_columns(columns.batch, CODECS[codec]), codec=CODECS[codec], attributes=columns.attributes,
+            record_count=3, min_timestamp_us=6, max_timestamp_us=14,
+        ).tobytes()
+    )  # fmt: skip
+    stamp(data, 0, 0, 0)
+    (tmp_path / f"{0:020d}.log").write_bytes(data)
+    sentence = "its timestamps' deltas are 0 to 7; by its header's timestamps they are 0 to 8"
+    assert [p.what for p in verify(tmp_path).problems] == [sentence]
+    records = [entry for entry in entries(tmp_path, records=True) if entry["kind"] == "record"]
+    assert [entry["timestamp_us"] for entry in records] == [6, 13, 8]
+
+
+@pytest.mark.parametrize("unit", [1, 1 << 31])
+def test_dump_shows_every_record_at_its_own_time(tmp_path: Path, unit: int) -> None:
+    _, data = make_batch([b"a", b"b", b"c"], [unit * time for time in (5, 12, 7)])
+    (tmp_path / f"{0:020d}.log").write_bytes(data)
+    records = [entry for entry in entries(tmp_path, records=True) if entry["kind"] == "record"]
+    assert [entry["timestamp_us"] for entry in records] == [unit * time for time in (5, 12, 7)]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ def full(first: int = 100, skipped: int = 0, count: int | None = None) -> Decode
     return decoded(columns_from_lists(VALUES, TIMES, KEYS, HEADERS), first, skipped=skipped, count=count)
 
 
+def wide(first: int = 100, skipped: int = 0) -> Decoded:
+    """Over more than 36 minutes."""
+    times = [time << 40 for time in TIMES]
+    return decoded(columns_from_lists(VALUES, times, KEYS, HEADERS), first, skipped=skipped)
+
+
 def plain(first: int, count: int, time: int = 5) -> Decoded:
     """Values alone, which are their offsets."""
     return decoded(columns_from_lists([b"%d" % (first + number) for number in range(count)], time), first)
@@ -66,6 +72,10 @@ def test_a_batch_of_which_a_piece_is_wanted_gives_that_piece(skipped: int, count
     assert from_arrow(rows) == EXPECTED[skipped : skipped + count]
 
 
+def test_timestamps_of_a_batch_over_hours_are_those_that_were_given() -> None:
+    assert [message.timestamp_us for message in messages(T7, ID, wide())] == [time << 40 for time in TIMES]
+
+
 def test_columns_that_are_absent_have_what_the_header_says() -> None:
     assert messages(T7, ID, plain(50, 2)) == [
         Message("t", 7, offset, 5, None, b"%d" % offset, (), EPOCH, ID) for offset in (50, 51)
@@ -76,10 +86,11 @@ def test_a_compacted_batch_keeps_its_offsets() -> None:
     assert [message.offset for message in messages(T7, ID, compacted([10, 17, 19]))] == [10, 17, 19]
 
 
-@pytest.mark.parametrize("count", [199, 200, 201])
-def test_many_records_are_read_as_few_are(count: int) -> None:
-    """numpy begins to read the integers at 200."""
-    times = [7 * number for number in range(count + 1)]
+@pytest.mark.parametrize("apart", [7, 1 << 31])
+@pytest.mark.parametrize("count", [79, 80, 81, 199, 200, 201])
+def test_many_records_are_read_as_few_are(count: int, apart: int) -> None:
+    """numpy begins to read the integers at 200, and to add deltas at 80."""
+    times = [5 + apart * number for number in range(count + 1)]
     columns = columns_from_lists([b"%d" % number for number in range(count + 1)], times)
     found = messages(T7, ID, decoded(columns, 0, skipped=1))
     assert [message.timestamp_us for message in found] == times[1:]
@@ -130,6 +141,8 @@ def all_messages(*pieces: Decoded) -> list[Message]:
     [plain(1, 2), plain(13, 2)],  # a gap between two
     [compacted([10, 12]), compacted([13, 14, 15])],
     [full(100, skipped=4), plain(104, 2)],  # of the first nothing is wanted
+    [wide(96), full(100), plain(104, 1)],  # timestamps, deltas of timestamps, and neither
+    [full(96, skipped=1, count=2), wide(100, skipped=2)],
 ])  # fmt: skip
 def test_pieces_make_one_batch_with_the_records_of_all(pieces: list[Decoded]) -> None:
     assert from_arrow(ArrowBuilder(T7).build(pieces)) == all_messages(*pieces)

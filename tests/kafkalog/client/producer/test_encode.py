@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,17 +13,22 @@ from kafkalog.client.producer import encode as encoder
 from kafkalog.client.producer.encode import encode_records
 from kafkalog.format.batch import CODECS, encode_batch
 from kafkalog.format.columns import (
+    DELTA_MAX,
     HAS_HEADERS,
     HAS_KEY,
+    HAS_TIMES,
     HAS_TIMESTAMP,
+    HAS_TIMESTAMP_DELTA,
+    checked_columns,
     columns_from_lists,
-    decode_columns,
     encode_columns,
+    timestamps,
 )
 from tests.whole_batch import check_batch
 
 BYTES = st.binary(max_size=40)
 MAYBE_BYTES = st.none() | BYTES
+TIME = st.integers(0, 1 << 40) | st.integers(1 << 40, (1 << 40) + DELTA_MAX)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), MAYBE_BYTES), min_size=1, max_size=3)
 
 
@@ -36,16 +42,12 @@ def read_back(body: encoder.Body, codec: int) -> dict[str, list[Any]]:
         max_timestamp_us=body.max_timestamp_us,
     ).tobytes()
     header = check_batch(batch)
-    columns = decode_columns(header, memoryview(batch)).to_pydict()
-    if "timestamp" in columns:
-        columns["timestamp"] = [round(stamp.timestamp() * 1e6) for stamp in columns["timestamp"]]
-    else:
-        columns["timestamp"] = [header.min_timestamp_us] * header.record_count
-    return columns
+    columns = checked_columns(header, memoryview(batch))
+    return columns.to_pydict() | {"timestamp": timestamps([header], [columns]).view(pa.int64()).to_pylist()}
 
 
 @given(
-    st.lists(st.tuples(MAYBE_BYTES, st.integers(0, 1 << 40), MAYBE_BYTES, HEADERS), min_size=1, max_size=30),
+    st.lists(st.tuples(MAYBE_BYTES, TIME, MAYBE_BYTES, HEADERS), min_size=1, max_size=30),
     st.sampled_from(list(CODECS.values())),
     st.booleans(),
     st.booleans(),
@@ -71,22 +73,49 @@ def test_every_record_reads_back(
 
 
 @given(
-    st.lists(st.tuples(BYTES, st.integers(0, 1 << 40), BYTES), min_size=1, max_size=60),
+    st.lists(st.tuples(BYTES, TIME, BYTES), min_size=1, max_size=60),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from(["any", "one", "close"]),
+    st.sampled_from([1, 3]),
 )
 def test_a_plain_batch_is_what_pyarrow_writes_to_the_byte(
-    records: list[tuple[Any, ...]], keyed: bool, one_time: bool
+    records: list[tuple[Any, ...]], keyed: bool, times: str, repeated: int
 ) -> None:
-    values, stamps, keys = (list(column) for column in zip(*records, strict=True))
-    if one_time:
+    """Up to 180 records: numpy begins to subtract the timestamps at 100."""
+    values, stamps, keys = (list(column) for column in zip(*records * repeated, strict=True))
+    if times == "one":
         stamps = [stamps[0]] * len(stamps)
+    elif times == "close":
+        stamps = [stamps[0] + stamp % (DELTA_MAX // 2) for stamp in stamps]
     body = encode_records(values, stamps, keys if keyed else None, None, 0)
     shared = stamps[0] if min(stamps) == max(stamps) else stamps
     columns = columns_from_lists(values, shared, keys if keyed else None)
     assert bytes(body.data) == bytes(encode_columns(columns.batch, 0))
     assert body.attributes == columns.attributes
-    assert bool(body.attributes & HAS_TIMESTAMP) == (min(stamps) != max(stamps))
+    span = max(stamps) - min(stamps)
+    bit = 0 if span == 0 else HAS_TIMESTAMP_DELTA if span < 1 << 31 else HAS_TIMESTAMP
+    assert body.attributes & HAS_TIMES == bit
+
+
+@pytest.mark.parametrize(("span", "bit"), [((1 << 31) - 1, HAS_TIMESTAMP_DELTA), (1 << 31, HAS_TIMESTAMP)])
+@pytest.mark.parametrize("count", [2, 3, 150, encoder._PLAIN_MAX + 1])
+@pytest.mark.parametrize("codec", [CODECS["none"], CODECS["zstd"]])
+def test_timestamps_are_deltas_up_to_the_largest_number_of_32_bits(span: int, bit: int, count: int, codec: int) -> None:
+    stamps = [1_700_000_000_000_000 + span] + [1_700_000_000_000_000] * (count - 1)
+    body = encode_records([b"v"] * count, stamps, None, None, codec)
+    assert body.attributes == bit
+    assert read_back(body, codec)["timestamp"] == stamps
+
+
+@pytest.mark.parametrize("size", [50, 1000])
+def test_a_message_takes_8_bytes_more_than_its_value_and_a_batch_312(size: int) -> None:
+    values, stamps = [bytes(200)] * size, [1_700_000_000_000_000 + 3 * number for number in range(size)]
+    body = encode_records(values, stamps, None, None, 0)
+    batch = encode_batch(
+        memoryview(body.data), codec=0, attributes=body.attributes, record_count=size,
+        min_timestamp_us=body.min_timestamp_us, max_timestamp_us=body.max_timestamp_us,
+    )  # fmt: skip
+    assert batch.length == 200 * size + 8 * size + 312
 
 
 @pytest.mark.parametrize("count", [encoder._PLAIN_MAX - 1, encoder._PLAIN_MAX, encoder._PLAIN_MAX + 1])
