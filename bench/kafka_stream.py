@@ -7,7 +7,8 @@ has it, so that a producer that is held up makes it longer. Producer and consume
 
 Throughput: a stream copies what lies ready, a given number of records in each micro-batch.
 
-kafkalog's sink writes exactly once, or at least once, which is what the connector does.
+kafkalog writes exactly once, or at least once, which is what the connector does; by the format's sink and by
+`write_stream`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from itertools import count
 from typing import Any
 
 import confluent_kafka
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.kafka import BROKER, CONNECTOR_DEFAULTS, PRODUCER, KafkaTopics, patience_seconds
 from bench.measure import by_turns, figure, seconds
@@ -34,6 +36,7 @@ from bench.spark_session import spark_session
 from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
+from pyspark_kafkalog import write_stream
 
 RECORD_BYTES = 200
 PARTITIONS = 2
@@ -65,6 +68,11 @@ class Side(ABC):
     def __init__(self) -> None:
         self._numbers = count()
 
+    def start(self, rows: DataFrame, options: Mapping[str, str], topic: str, checkpoint: str) -> StreamingQuery:
+        """A query that writes rows to a topic, with options of one of the sinks."""
+        writer = rows.writeStream.format(self.format_name).options(**self.where, **options)
+        return writer.option("topic", topic).option("checkpointLocation", checkpoint).start()
+
     @abstractmethod
     def make(self) -> str:
         """A new topic's name."""
@@ -92,7 +100,7 @@ class OfKafkalog(Side):
         self.where = {"kafkalog.bootstrap.servers": self._servers}
 
     def make(self) -> str:
-        topic = f"stream-{next(self._numbers)}"
+        topic = f"{type(self).__name__}-{next(self._numbers)}"
         self._admin.create_topic(topic, partitions=PARTITIONS)
         return topic
 
@@ -110,6 +118,16 @@ class OfKafkalog(Side):
         with Consumer(self._servers) as consumer:
             consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(PARTITIONS)})
             yield lambda: [message.value or b"" for message in consumer.consume(1000, 0.1)]
+
+
+class OfWriteStream(OfKafkalog):
+    """As the format, but written by `write_stream`."""
+
+    sinks: Mapping[str, Mapping[str, str]] = {f"{each}, write_stream": {"delivery": each} for each in DELIVERIES}
+
+    def start(self, rows: DataFrame, options: Mapping[str, str], topic: str, checkpoint: str) -> StreamingQuery:
+        given: dict[str, Any] = {**self.where, **options}
+        return write_stream(rows, topic=topic, checkpoint_location=checkpoint, **given)
 
 
 class OfKafka(Side):
@@ -164,7 +182,8 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         Admin(cluster.bootstrap_servers) as admin,
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
-        sides = (OfKafkalog(cluster, admin), OfKafka(kafka, KafkaTopics(spark, kafka.bootstrap_servers)))
+        ours = OfKafkalog(cluster, admin), OfWriteStream(cluster, admin)
+        sides = (*ours, OfKafka(kafka, KafkaTopics(spark, kafka.bootstrap_servers)))
         streams = {name: (side, options) for side in sides for name, options in side.sinks.items()}
         yield from _latencies(spark, streams, scale)
         yield from _throughputs(spark, streams, scale)
@@ -243,8 +262,7 @@ def _stream(
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as checkpoint:
         reader = spark.readStream.format(side.format_name).options(**side.where, subscribe=source, **reading)
         rows = reader.option("startingOffsets", "earliest").load().select("value")
-        writer = rows.writeStream.format(side.format_name).options(**side.where, **options)
-        query = writer.option("topic", target).option("checkpointLocation", checkpoint).start()
+        query = side.start(rows, options, target, checkpoint)
         try:
             yield query
         finally:

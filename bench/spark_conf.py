@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from bench.measure import by_turns, fresh_topic, ratio, seconds
 from bench.spark_read import to_noop
 from bench.spark_session import spark_session
-from bench.spark_stream import batch_counts, batch_time
+from bench.spark_stream import batch_counts, batch_time, into, rows_of
 from broker.local import LocalCluster
 from kafkalog import Admin
 
@@ -173,7 +173,7 @@ def empty_tasks(spark: SparkSession, tasks: int) -> float:
 def empty_batch(spark: SparkSession, partitions: int, scale: float) -> float:
     """Median seconds of a micro-batch without a row, from memory to a sink that throws away."""
     source = {"partitions": partitions, "batches": sum(batch_counts(scale))}
-    return batch_time(spark, scale, "memory_benchmark", source, "memory_benchmark", {})
+    return batch_time(scale, rows_of(spark, "memory_benchmark", source), into("memory_benchmark", {}))
 
 
 def write(spark: SparkSession, servers: str, count: int, value_bytes: int) -> float:

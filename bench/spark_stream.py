@@ -5,9 +5,10 @@ Spark runs no micro-batch while a source's offsets stand still, so kafkalog's ba
 record of one byte in each partition, which a filter drops, so that the sink's tasks run and write nothing. The records
 are all there before the query starts and `maxOffsetsPerTrigger` deals them out: batch follows batch, and no wait for
 new data is in the time. The source in memory moves its offset without any row and has as many partitions; the same
-filter stands behind it. So kafkalog's side has these fetches on top of what is compared.
+filter stands behind it. So kafkalog's side has these fetches on top of what is compared. `write_stream` is measured
+beside the format's sink, also with batches whose records are written.
 
-The time is `triggerExecution` of Spark's own progress reports, from asking the source to the offsets' commit. The two
+The time is `triggerExecution` of Spark's own progress reports, from asking the source to the offsets' commit. The
 queries run by turns, never at once, for an idle query takes time from the other.
 """
 
@@ -17,18 +18,25 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.measure import by_turns, figure, fresh_topic
 from bench.spark_session import spark_session
 from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
+from pyspark_kafkalog import write_stream
 
 PARTITIONS = 2
 ROUNDS = 5
 _DROPS_ALL = "offset < 0"
+_DROPS_NONE = "offset >= 0"
+
+Start = Callable[[DataFrame, str], StreamingQuery]
+"""Starts a query that writes rows, with a checkpoint."""
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
@@ -42,15 +50,23 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         with Admin(cluster.bootstrap_servers) as admin:
             fresh_topic(admin, cluster, "out", PARTITIONS)
         memory = {"partitions": PARTITIONS, "batches": warmups + batches}
-        candidates: dict[str, Callable[[], float]] = {
-            each: partial(batch_time, spark, scale, "kafkalog", source, "kafkalog", sink)
-            for each, sink in sinks.items()
+        trickle, starts = rows_of(spark, "kafkalog", source), {}
+        for each, sink in sinks.items():
+            starts[each] = into("kafkalog", sink)
+            starts[f"{each}, write_stream"] = partial(_by_write_stream, sink)
+        empty, nothing = rows_of(spark, "memory_benchmark", memory), into("memory_benchmark", {})
+        candidates = {
+            f"{kind}, {name}": partial(batch_time, scale, trickle.where(where).select("value"), start)
+            for kind, where in (("empty micro-batch", _DROPS_ALL), ("micro-batch of 2 records", _DROPS_NONE))
+            for name, start in starts.items()
         }
-        candidates["memory"] = partial(batch_time, spark, scale, "memory_benchmark", memory, "memory_benchmark", {})
+        candidates["empty micro-batch, memory"] = partial(
+            batch_time, scale, empty.where(_DROPS_ALL).select("value"), nothing
+        )
         times = by_turns(candidates, scale, runs=ROUNDS)
     for name, taken in times.items():
         milliseconds = [1000 * each for each in taken]
-        yield figure(f"empty micro-batch, {name}", "ms", milliseconds, partitions=PARTITIONS, batches=batches)
+        yield figure(name, "ms", milliseconds, partitions=PARTITIONS, batches=batches)
 
 
 def batch_counts(scale: float) -> tuple[int, int]:
@@ -68,22 +84,28 @@ def fill(bootstrap_servers: str, topic: str, count: int) -> None:
                 producer.send(topic, b"x", partition=partition)
 
 
-def batch_time(
-    spark: SparkSession,
-    scale: float,
-    source: str,
-    source_options: Mapping[str, str | int],
-    sink: str,
-    sink_options: Mapping[str, str | int],
-) -> float:
+def rows_of(spark: SparkSession, source: str, options: Mapping[str, str | int]) -> DataFrame:
+    return spark.readStream.format(source).options(**options).load()
+
+
+def into(sink: str, options: Mapping[str, str | int]) -> Start:
+    """Writes by a format's sink."""
+    return lambda rows, checkpoint: (
+        rows.writeStream.format(sink).options(**options).option("checkpointLocation", checkpoint).start()
+    )
+
+
+def _by_write_stream(options: Mapping[str, Any], rows: DataFrame, checkpoint: str) -> StreamingQuery:
+    return write_stream(rows, checkpoint_location=checkpoint, **options)
+
+
+def batch_time(scale: float, rows: DataFrame, start: Start) -> float:
     """Median seconds of a micro-batch of a query of its own, after some that are not counted.
 
     The source has to have as many of them to give as `batch_counts` says.
     """
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as checkpoint:
-        rows = spark.readStream.format(source).options(**source_options).load().where(_DROPS_ALL).select("value")
-        writer = rows.writeStream.format(sink).options(**sink_options).option("checkpointLocation", checkpoint)
-        query = writer.start()
+        query = start(rows, checkpoint)
         try:
             query.processAllAvailable()
             ran = [each.durationMs for each in query.recentProgress if "addBatch" in each.durationMs]

@@ -7,7 +7,8 @@ silently (`idle_workers.py`).
 
 from pyspark_kafkalog.datasource import KafkalogDataSource as DefaultSource
 from pyspark_kafkalog.idle_workers import end_silently
+from pyspark_kafkalog.streaming_write import write_stream
 
 end_silently()
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "write_stream"]

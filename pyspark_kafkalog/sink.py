@@ -87,6 +87,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = sink_columns(schema, self._options.topic)
         check_target(self._options)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the rows that are written."""
+        return self._columns
+
+    def check(self) -> None:
+        """Check again, before a micro-batch, that the topic exists."""
+        check_target(self._options)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as pyspark's
         if not self._options.exactly_once:
             return write_rows(iterator, self._options, self._columns)

@@ -48,7 +48,7 @@ LAYERS = {
         ["read"],
         ["write"],
         ["source", "sink", "lag"],
-        ["datasource"],
+        ["datasource", "streaming_write"],
         ["daemon"],
     ],
 }

@@ -30,6 +30,17 @@ def test_every_row_is_there_once_and_in_order_under_fire(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(900)
+def test_every_row_that_write_stream_writes_is_there_once_and_in_order_under_fire(tmp_path: Path) -> None:
+    """The driver commits, so all that ends a commit ends the driver."""
+    scenario = Scenario.random(SEED, BATCHES, kills=("all staged", "decided", "applied"), by="write_stream")
+    assert set(scenario.plan.tasks.values()) == set(TASK_FAULTS)
+    outcome = run(scenario, tmp_path, print)
+    check_reader(outcome)
+    check_exactly_once(outcome, BATCHES)
+    assert outcome.happened >= scenario.plan.driver_events()
+
+
+@pytest.mark.timeout(900)
 def test_at_least_once_under_fire_doubles_rows_and_loses_none(tmp_path: Path) -> None:
     """Which proves that the test above would see it."""
     scenario = Scenario.random(4, 12, kills=(), crashes=("all staged",), delivery="at-least-once")

@@ -47,12 +47,14 @@ class Scenario:
 
     Attributes:
         broker_kills: numbers of micro-batches after whose commit a broker is killed and started again.
+        by: the format's sink, or write_stream, where the process that commits is the driver's.
     """
 
     batches: int
     plan: Plan
     broker_kills: list[int] = field(default_factory=list)
     delivery: str = "exactly-once"
+    by: str = "format"
     spark: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -213,6 +215,7 @@ def run(scenario: Scenario, folder: Path, say: Callable[[str], None] = lambda _:
             "rows_per_batch": ROWS * PARTITIONS,
             "partitions": PARTITIONS,
             "delivery": scenario.delivery,
+            "by": scenario.by,
             "spark": scenario.spark,
         }
         return _Run(scenario, cluster, config, say).outcome()

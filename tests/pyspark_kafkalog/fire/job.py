@@ -15,8 +15,9 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from pyspark_kafkalog.streaming_write import written_by
 from tests.java import QUICK
-from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource, crash_marker
+from tests.pyspark_kafkalog.fire.faults import DRIVER, FOLDER, FORMAT, FireSource, FireWriter, crash_marker
 
 
 def session(config: dict[str, Any]) -> SparkSession:
@@ -75,9 +76,12 @@ def main(config: dict[str, Any]) -> int:
             f"cast(offset % {config['partitions']} AS int) AS partition",
         )
     )
-    writer = rows.writeStream.format(FORMAT).options(
-        **servers, topic=config["output"], delivery=config["delivery"], checkpointLocation=config["checkpoint"]
-    )
+    options = {**servers, "topic": config["output"], "delivery": config["delivery"]}
+    options["checkpointLocation"] = config["checkpoint"]
+    if config["by"] == "write_stream":
+        writer = written_by(FireWriter(rows.schema, options), rows).options(checkpointLocation=config["checkpoint"])
+    else:
+        writer = rows.writeStream.format(FORMAT).options(**options)
     last = Path(config["checkpoint"], "commits", str(config["batches"] - 1))
     crashes = _crashes(folder)
     while True:
