@@ -1,5 +1,5 @@
-"""`write_stream` through Spark and a running cluster: what is written, its rules where they are its own, checkpoints. Tasks
-and drivers that end at any step of a commit are in `test_fire.py`."""
+"""`write_stream` through Spark and a running cluster: what is written, its rules where they are its own, checkpoints.
+Tasks and drivers that end at any step of a commit are in `test_fire.py`."""
 
 from __future__ import annotations
 
@@ -316,6 +316,12 @@ def test_a_wrong_option_is_refused_before_the_query_starts_in_one_sentence(
     assert not checkpoint.exists() and spark.streams.active == []
 
 
+def test_a_dataframe_of_spark_connect_is_refused_for_its_driver_is_another_process() -> None:
+    elsewhere: Any = object()
+    with pytest.raises(InvalidArgument, match=r"which Spark Connect does not give: use df\.writeStream"):
+        write_stream(elsewhere, topic="t", checkpoint_location="c")
+
+
 def test_a_column_or_a_topic_that_is_missing_is_refused_before_the_query_starts(
     spark: SparkSession, lines: Input, admin: Admin, options: dict[str, str], topic: str, checkpoint: Path
 ) -> None:
@@ -362,5 +368,6 @@ def test_a_topic_that_is_deleted_meanwhile_fails_the_query_with_a_sentence_befor
     stream = written_by(StreamWriter(rows.schema, options), rows).option("checkpointLocation", str(checkpoint))
     admin.delete_topic(topic)
     lines.add("b")
-    with pytest.raises(StreamingQueryException, match=f"UnknownTopic: there is no topic '{topic}'"):
+    with pytest.raises(StreamingQueryException, match=f"UnknownTopic: there is no topic '{topic}'") as raised:
         stream.start().awaitTermination(SECONDS)
+    assert "Job aborted" not in str(raised.value)
