@@ -1,5 +1,4 @@
-"""The figures of docs/benchmarks/results.json as SVG files beside it. Used by `./run bench --peers` and by the notebook
-examples/notebooks/benchmarks.ipynb."""
+"""Draws the figures of docs/benchmarks/results.json as SVG files beside it, for `./run bench --peers`."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from bench.goals import by_name, reached
-from bench.report import RESULTS, Line, kept
+from bench.report import PLOTS, RESULTS, Line, kept
 
 _OURS, _PEERS = "#00796b", "#b0bec5"
 _SYSTEMS = {"kafkalog": _OURS, "kafka": "#ef6c00"}
 _BARS = {
-    "produce": ("paper", "produce, ", "messages of 200 bytes a second that one producer sends (the paper's figure 4)"),
-    "consume": ("paper", "consume, ", "messages of 200 bytes a second that one consumer reads (the paper's figure 5)"),
-    "spark-read": ("kafka", "read, ", "rows a second that Spark reads"),
-    "spark-write": ("kafka", "write", "rows a second that Spark writes"),
-    "latency": ("kafka_stream", "stream to stream at", "ms from scheduled send to consumer, through a Spark stream"),
-    "durable": ("durable", "", "records a second, each acknowledged after a sync"),
+    "produce": ("paper", "produce, "),
+    "consume": ("paper", "consume, "),
+    "spark-read": ("kafka", "read, "),
+    "spark-write": ("kafka", "write"),
+    "latency": ("kafka_stream", "stream to stream at"),
+    "durable": ("durable", ""),
 }
-"""File: benchmark, how the names of its figures begin, title."""
+"""Plot: benchmark, and how the names of its figures begin."""
 
 
 def draw(lines: Iterable[Line] | None = None, folder: Path = RESULTS.parent) -> list[Path]:
@@ -32,8 +31,8 @@ def draw(lines: Iterable[Line] | None = None, folder: Path = RESULTS.parent) -> 
     matplotlib.rcParams["svg.hashsalt"] = "kafkalog"  # the same figures make the same file
     matplotlib.rcParams["svg.fonttype"] = "none"
     figures = {"goals": goals(found)}
-    for name, (benchmark, start, title) in _BARS.items():
-        figures[name] = bars(found, benchmark, start, title)
+    for name, (benchmark, start) in _BARS.items():
+        figures[name] = bars(found, benchmark, start, PLOTS[name])
     figures["scale"] = scale(found)
     files = []
     for name, figure in figures.items():
@@ -80,7 +79,7 @@ def goals(lines: Iterable[Line]) -> Figure:
     axes.axvline(1.0, color="#455a64", linewidth=0.8)
     axes.set_yticks(range(len(found)), [each.goal.row for each in found], fontsize=8)
     axes.invert_yaxis()
-    axes.set_title("what was measured, as a share of the goal", fontsize=9, loc="left")
+    axes.set_title(PLOTS["goals"], fontsize=9, loc="left")
     axes.tick_params(axis="x", labelsize=8)
     return figure
 

@@ -25,6 +25,17 @@ PEERS = (
     "kafka_replicated",
 )
 """What `--peers` runs: the rows of `bench/goals.py`, and what else docs/BENCHMARKS.md shows."""
+PLOTS = {
+    "goals": "what was measured, as a share of the goal",
+    "produce": "messages of 200 bytes a second that one producer sends (the paper's figure 4)",
+    "consume": "messages of 200 bytes a second that one consumer reads (the paper's figure 5)",
+    "spark-read": "rows a second that Spark reads",
+    "spark-write": "rows a second that Spark writes",
+    "latency": "ms from scheduled send to consumer, through a Spark stream",
+    "durable": "records a second, each acknowledged after a sync",
+    "scale": "records a second, by partitions, bytes of a record, and clients",
+}
+"""Titles of what `plots.py` draws, by the names of the files."""
 _OF_THE_RUN = ("cpu", "cores", "memory_gb", "python", "scale", "date", "command")
 _NOT_SHOWN = {"benchmark", "name", "value", "unit", "each", *_OF_THE_RUN}
 
@@ -63,6 +74,12 @@ def _measured(each: Reached) -> str:
 
 def _verdict(each: Reached) -> str:
     return {True: "reached", False: "**missed**", None: ""}[each.is_met]
+
+
+def plot(name: str) -> str:
+    """A plot as part of docs/BENCHMARKS.md; nothing, if it was not drawn yet."""
+    file = RESULTS.parent / f"{name}.svg"
+    return f"![{PLOTS[name]}](benchmarks/{file.name})\n" if file.exists() else ""
 
 
 def figures_table(lines: Iterable[Line], benchmark: str) -> str:

@@ -84,6 +84,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "decisions": decisions,
     "benchmark goals": lambda: report.goals_table(report.kept()),
+    **{f"plot {name}": partial(report.plot, name) for name in report.PLOTS},
     **{f"benchmark {name}": partial(_benchmark, name) for name in report.PEERS},
 }
 _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

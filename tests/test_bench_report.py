@@ -1,0 +1,88 @@
+"""What is made of the benchmarks' figures: ratios of rounds side by side, tables, plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import goals, plots, report
+from bench.goals import Goal, by_name, reached
+
+
+def line(name: str, *each: float, unit: str = "rows/s", **facts: object) -> dict[str, Any]:
+    of_run = {"cpu": "a processor", "cores": 2, "memory_gb": 25, "python": "3.11", "scale": 1.0, "date": "2026-11-28"}
+    values = {"value": sorted(each)[len(each) // 2], "unit": unit, "each": list(each)}
+    return {"benchmark": "b", "name": name, **values, **facts, **of_run, "command": "./run bench b"}
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(*wanted: Goal) -> None:
+        monkeypatch.setattr(goals, "GOALS", wanted)
+
+    return put
+
+
+def test_a_ratio_is_that_of_rounds_side_by_side_and_of_the_fastest_peer(only: Any) -> None:
+    only(Goal("row", "b/ours", ("b/slow", "b/fast", "b/missing"), at_least=2.0))
+    figures = by_name([line("ours", 20, 40, 90), line("fast", 10, 20, 30), line("slow", 9, 19, 29)])
+    [found] = reached(figures)
+    assert (found.value, found.is_met) == (2.0, True)
+
+
+def test_a_time_is_compared_with_the_shortest_of_the_peers(only: Any) -> None:
+    only(Goal("row", "b/ours", ("b/slow", "b/fast"), at_most=1.3))
+    times = [line("ours", 30, unit="ms"), line("slow", 40, unit="ms"), line("fast", 20, unit="ms")]
+    [found] = reached(by_name(times))
+    assert (found.value, found.is_met) == (1.5, False)
+
+
+def test_a_goal_without_its_figures_is_not_measured(only: Any) -> None:
+    only(Goal("row", "b/ours", ("b/theirs",), at_least=2.0), Goal("bytes", "b/size", at_most=9.0, subtracted=200.0))
+    found = reached(by_name([line("ours", 1), line("size", 208.3, unit="bytes"), {"benchmark": "b", "skipped": "no"}]))
+    assert [each.value for each in found] == [None, pytest.approx(8.3)]
+    assert [each.is_met for each in found] == [None, True]
+    table = report.goals_table([line("size", 208.3, unit="bytes")])
+    assert "| row | not measured | at least 2 |  |" in table
+    assert "| bytes | 8.3 | at most 9 | reached |" in table
+
+
+def test_every_goal_names_a_benchmark_that_is_run_beside_the_peers() -> None:
+    for goal in goals.GOALS:
+        assert {name.split("/")[0] for name in (goal.ours, *goal.peers)} <= set(report.PEERS)
+        assert (goal.at_least is None) != (goal.at_most is None), goal
+
+
+def test_a_run_takes_the_place_of_what_was_kept_of_its_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    assert report.kept() == []
+    report.keep([line("old", 1), {**line("other", 2), "benchmark": "c"}])
+    report.keep([line("new", 3), {"benchmark": "b", "name": "Peer", "skipped": "it is not here"}])
+    assert {(each["benchmark"], each["name"]) for each in report.kept()} == {
+        ("b", "new"),
+        ("b", "Peer"),
+        ("c", "other"),
+    }
+    table = report.figures_table(report.kept(), "b")
+    assert "| new | 3 rows/s |" in table
+    assert "- Peer: not measured, it is not here" in table
+    assert "`./run bench b`, 2026-11-28: a processor, 2 cores, 25 GB, Python 3.11." in table
+
+
+def test_all_plots_are_drawn_the_same_from_the_same_figures_and_of_none(tmp_path: Path) -> None:
+    scale = [
+        {**line(f"{doing}, clients, {at}, {system}", 10 * at, axis="clients", at=at), "benchmark": "scale"}
+        for doing in ("produce", "consume")
+        for system in ("kafkalog", "kafka")
+        for at in (1, 4)
+    ]
+    lines = [{**line("produce, kafkalog, send", 5, 6, 7), "benchmark": "paper"}, *scale]
+    first = {file.name: file.read_bytes() for file in plots.draw(lines, tmp_path)}
+    assert {name.removesuffix(".svg") for name in first} == set(report.PLOTS)
+    assert first == {file.name: file.read_bytes() for file in plots.draw(lines, tmp_path)}
+    assert b"produce, kafkalog, send" in first["produce.svg"]
+    assert plots.draw([], tmp_path)
