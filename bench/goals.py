@@ -63,9 +63,9 @@ def _value(goal: Goal, figures: Figures) -> float | None:
     ours = figures[goal.ours]
     if not goal.peers:
         return float(ours["value"]) - goal.subtracted
-    peers = [figures[name] for name in goal.peers if name in figures]
-    if not peers:
+    if not set(goal.peers) <= set(figures):  # the fastest may be among those that are missing
         return None
+    peers = [figures[name] for name in goal.peers]
     is_rate = str(ours["unit"]).endswith("/s")
     peer = max(peers, key=_median) if is_rate else min(peers, key=_median)
     ratios = [float(mine) / float(theirs) for mine, theirs in zip(ours["each"], peer["each"], strict=True)]

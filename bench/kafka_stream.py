@@ -117,7 +117,7 @@ class OfKafkalog(Side):
     def arriving(self, topic: str) -> Iterator[Arrived]:
         with Consumer(self._servers) as consumer:
             consumer.assign({TopicPartition(topic, partition): "earliest" for partition in range(PARTITIONS)})
-            yield lambda: [message.value or b"" for message in consumer.consume(1000, 0.1)]
+            yield lambda: [message.value or b"" for message in _arrived(consumer)]
 
 
 class OfWriteStream(OfKafkalog):
@@ -168,7 +168,7 @@ class OfKafka(Side):
         consumer = confluent_kafka.Consumer({"bootstrap.servers": self._servers, "group.id": topic})
         consumer.assign([confluent_kafka.TopicPartition(topic, each, 0) for each in range(PARTITIONS)])
         try:
-            yield lambda: [message.value() or b"" for message in consumer.consume(1000, 0.1)]
+            yield lambda: [message.value() or b"" for message in _arrived(consumer)]
         finally:
             consumer.close()
 
@@ -231,6 +231,12 @@ def _latency(
             sender.join()
     latencies = sorted(arrived[each] - start - each / RECORDS_A_SECOND for each in range(sent_first, sent))
     return [latencies[min(len(latencies) - 1, int(len(latencies) * each / 100))] for each in PERCENTILES]
+
+
+def _arrived(consumer: Any) -> list[Any]:
+    """The messages that a consumer has, once it has one. `consume` alone would wait for as many as it may return."""
+    first = consumer.poll(0.1)
+    return [] if first is None else [first, *consumer.consume(1000, 0)]
 
 
 def _value(number: int) -> bytes:

@@ -281,20 +281,22 @@ def gathered(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Ite
     rows: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
+        if rows and size + batch.nbytes > 2 * _GATHERED_BYTES:
+            yield from _joined(rows)
+            rows, size = [], 0
         rows.append(batch)
         size += batch.nbytes
         if size >= _GATHERED_BYTES:
-            yield _joined(rows)
+            yield from _joined(rows)
             rows, size = [], 0
     if rows:
-        yield _joined(rows)
+        yield from _joined(rows)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) == 1:
-        return batches[0]
-    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined[0] if joined else batches[0]  # none of them may have rows
+        return batches
+    return pa.Table.from_batches(batches).combine_chunks().to_batches() or batches[:1]  # none of them may have rows
 
 
 def batches_by_topic(

@@ -8,6 +8,7 @@ any time, and a query should not fail because its broker restarts meanwhile.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ Key = tuple[int, str, tuple[tuple[str, Any], ...]]
 """By process id (a forked child must not use its parent's), servers and settings."""
 
 _clusters: dict[Key, Cluster] = {}
+_lock = threading.Lock()
+"""Guards `_clusters`: queries that `write_stream` commits have a thread each."""
 
 
 def key_of(bootstrap_servers: str, settings: Mapping[str, Any]) -> Key:
@@ -38,9 +41,10 @@ def cluster_of(bootstrap_servers: str, settings: ClientSettings) -> Cluster:
     settings = connection_settings(settings)
     settings = ClientSettings.parse(as_patient_at_first(settings.given(), settings.retry_timeout_ms))
     key = key_of(bootstrap_servers, settings.given())
-    cluster = _clusters.get(key)
-    if cluster is None:
-        from kafkalog.client.cluster import Cluster
+    with _lock:
+        cluster = _clusters.get(key)
+        if cluster is None:
+            from kafkalog.client.cluster import Cluster
 
-        cluster = _clusters[key] = Cluster(bootstrap_servers, settings)
+            cluster = _clusters[key] = Cluster(bootstrap_servers, settings)
     return cluster

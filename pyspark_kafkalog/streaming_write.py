@@ -47,7 +47,8 @@ def write_stream(
 
     Args:
         topic: as the option of that name.
-        checkpoint_location: required, unless the session sets spark.sql.streaming.checkpointLocation.
+        checkpoint_location: required, unless the session sets spark.sql.streaming.checkpointLocation and the query
+            has a name.
         delivery: `exactly-once` (the default) or `at-least-once`.
         trigger: the arguments of `DataStreamWriter.trigger`, as `{"processingTime": "1 second"}`.
         query_name: as `DataStreamWriter.queryName`.
@@ -64,7 +65,7 @@ def write_stream(
     _check_classic(df)
     given = _given(options, topic=topic, checkpointLocation=checkpoint_location, delivery=delivery)
     check_names(given)
-    location = _location(df, given)
+    location = _location(df, given, query_name)
     stream = written_by(StreamWriter(df.schema, given), df).outputMode(output_mode)
     if location is not None:
         stream = stream.option(_CHECKPOINT, location)
@@ -130,16 +131,17 @@ def _given(options: Mapping[str, Any], **named: str | None) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _location(df: DataFrame, options: Mapping[str, str]) -> str | None:
-    """The checkpoint's; None if the session says where. Otherwise Spark gives `foreachBatch` a temporary one, and a
-    query that is started again would write its rows again."""
+def _location(df: DataFrame, options: Mapping[str, str], query_name: str | None) -> str | None:
+    """The checkpoint's; None if the session says where, and the query has a name, without which it would get another
+    folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query that is started again
+    would write its rows again."""
     from kafkalog.errors import InvalidArgument
 
     location = next((text for name, text in options.items() if name.lower() == _CHECKPOINT.lower()), None)
-    if location is None and not df.sparkSession.conf.get(_CONFIGURED, None):
+    if location is None and (query_name is None or not df.sparkSession.conf.get(_CONFIGURED, None)):
         raise InvalidArgument(
-            reason=f"checkpoint_location is missing: give it, or set {_CONFIGURED}. A query that starts again "
-            "continues from its checkpoint"
+            reason=f"checkpoint_location is missing: give it, or set {_CONFIGURED} and give query_name. A query that "
+            "starts again continues from its checkpoint"
         )
     return location
 

@@ -284,7 +284,7 @@ class Connection:
         """Wait for input (unless there is no room or memory for it), a wake or a deadline."""
         wants = not self._end_of_input and self._has_room and self._intake.may_receive
         if wants != self._reading:
-            self._poller.modify(self._sock, select.POLLIN if wants else 0)
+            self._poller.register(self._sock, select.POLLIN if wants else 0)
             self._reading = wants
         self._readable = False
         timeout_ms = None if deadline is None else max(0.0, deadline - self._clock.monotonic()) * 1000 + 1
@@ -293,8 +293,10 @@ class Connection:
                 os.eventfd_read(self._wake_fd)
             elif self._reading:
                 self._readable = True
-            elif events & (select.POLLERR | select.POLLHUP):
+            elif events & select.POLLERR or self._sock.family != socket.AF_UNIX:
                 raise _Gone("the peer has closed the connection")
+            else:  # a Unix socket says so before what the peer sent is read; it would go on saying it
+                self._poller.unregister(self._sock)
 
     @property
     def _has_room(self) -> bool:

@@ -11,7 +11,6 @@ import itertools
 import os
 import select
 import socket
-import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from broker.transport.memory_pool import MemoryPool, MemoryPools
 from kafkalog.clock import Clock
 from kafkalog.errors import AddressInUse, TooManyConnections
 from kafkalog.events import get_logger
-from kafkalog.net.local import enlarge, socket_name
+from kafkalog.net.local import enlarge, peer_of, socket_name
 from kafkalog.net.tcp import tune
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire import frames
@@ -33,7 +32,6 @@ from kafkalog.wire import frames
 log = get_logger(__name__)
 
 _BACKLOG = 512
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _PARSING_MAX = 8
 _REFUSED_KEPT = 64
 _REFUSED_SECONDS = 1.0
@@ -49,10 +47,10 @@ def listen(settings: BrokerSettings) -> list[socket.socket]:
     listeners = [bound_socket(settings.host, settings.data_port, "data.port")]
     try:
         name = socket_name(settings.host, listeners[0].getsockname()[1])
-        if settings.data_local_socket and name is not None:
-            listeners.append(socket.socket(socket.AF_UNIX))
+        if settings.data_local_socket and name is not None and (beside := _unix_socket()) is not None:
+            listeners.append(beside)
             try:
-                listeners[-1].bind(name)
+                beside.bind(name)
             except OSError:
                 raise AddressInUse(address=f"Unix socket @{name[1:].decode()}", setting="data.port") from None
         for listener in listeners:
@@ -62,6 +60,14 @@ def listen(settings: BrokerSettings) -> list[socket.socket]:
         close_all(listeners)
         raise
     return listeners
+
+
+def _unix_socket() -> socket.socket | None:
+    try:
+        return socket.socket(socket.AF_UNIX)
+    except OSError as error:  # as where systemd's RestrictAddressFamilies leaves it out
+        log.warning("unix_socket_refused", reason=error.strerror)
+        return None
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
@@ -172,7 +178,7 @@ class DataPort:
             accepted.setblocking(False)
             if listener.family == socket.AF_UNIX:
                 enlarge(accepted)
-                return accepted, f"process {_process_id(accepted)}"
+                return accepted, f"process {peer_of(accepted).process_id}"
             with contextlib.suppress(OSError):  # gone again already: its connection finds out
                 tune(accepted)
             return accepted, f"{address[0]}:{address[1]}"
@@ -238,14 +244,6 @@ class DataPort:
         now = self._clock.monotonic()
         while self._refused and self._refused[0][1] <= now:
             self._refused.popleft()[0].close()
-
-
-def _process_id(accepted: socket.socket) -> int:
-    """Of the process at the other end of a Unix socket."""
-    process_id, _, _ = _CREDENTIALS.unpack(
-        accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return int(process_id)
 
 
 def _is_of_replica(accepted: socket.socket) -> bool:

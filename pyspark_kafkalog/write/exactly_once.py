@@ -8,6 +8,7 @@ the parts that no message names. `kafkalog/client/transaction/coordinator.py` ma
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -37,6 +38,7 @@ Messages = Sequence[WriterCommitMessage | None]
 """One for each of Spark's partitions; None for a task that failed, or never ran."""
 
 _coordinators: dict[Key, TransactionCoordinator] = {}
+_lock = threading.Lock()  # guards _coordinators; comes before that of the clusters
 _warned: set[str] = set()  # queries by id, or by their run's session
 _fingerprints = Fingerprints()
 
@@ -316,10 +318,11 @@ def _coordinator(options: SinkOptions) -> TransactionCoordinator:
     from kafkalog.client.transaction.coordinator import TransactionCoordinator
 
     key = key_of(options.bootstrap_servers, options.client)
-    coordinator = _coordinators.get(key)
-    if coordinator is None:
-        settings = _producer_settings(options)
-        coordinator = _coordinators[key] = TransactionCoordinator(
-            cluster_of(options.bootstrap_servers, settings), settings
-        )
+    with _lock:
+        coordinator = _coordinators.get(key)
+        if coordinator is None:
+            settings = _producer_settings(options)
+            coordinator = _coordinators[key] = TransactionCoordinator(
+                cluster_of(options.bootstrap_servers, settings), settings
+            )
     return coordinator

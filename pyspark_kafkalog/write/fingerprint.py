@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,6 +80,7 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
+        self._lock = threading.Lock()  # guards the start of a process
         self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
@@ -124,6 +126,14 @@ class Fingerprints:
     def _hadoop(self, checkpoint: Checkpoint) -> HadoopFiles:
         """The process for these settings; one that has ended is replaced."""
         key = checkpoint.hadoop, checkpoint.jars
+        with self._lock:
+            files = self._alive(key)
+        if isinstance(files, tuple):
+            raise HadoopUnavailable(str(files[0]))
+        return files
+
+    def _alive(self, key: tuple[tuple[tuple[str, str], ...], str]) -> HadoopFiles | tuple[HadoopUnavailable, float]:
+        """Lock held: the process, started if need be; or why there is none, and until when it is not tried again."""
         files = self._files.get(key)
         if isinstance(files, HadoopFiles) and not files.is_alive:
             files.close()
@@ -132,12 +142,10 @@ class Fingerprints:
             files = None
         if files is None:
             try:
-                files = HadoopFiles(dict(checkpoint.hadoop), checkpoint.jars)
+                files = HadoopFiles(dict(key[0]), key[1])
             except HadoopUnavailable as error:
                 files = error, time.monotonic() + _AGAIN_SECONDS
             self._files[key] = files
-        if isinstance(files, tuple):
-            raise HadoopUnavailable(str(files[0]))
         return files
 
     def _unknown(self, checkpoint: Checkpoint, reason: str) -> bytes:

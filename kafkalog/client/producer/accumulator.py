@@ -20,6 +20,7 @@ log = get_logger(__name__)
 
 RECORD_COST = 100  # bytes of buffer.memory for a record's objects, beside its bytes
 BATCH_COST = 1000  # and for a batch's
+TABLE_COST = 2000  # and for those of a table's rows in a batch
 _ROOM_SHARE = 0.75  # callers that wait for room are woken when no more is used: waking them for each ack costs too much
 _FAILURES_KEPT = 100
 
@@ -128,7 +129,7 @@ class Accumulator:
             if batch.callbacks is not None:
                 called.append(batch)
                 batch.observed = batch.observed or len(batch.callbacks) == batch.count
-            if error is not None and not batch.observed:
+            if error is not None and not batch.is_observed:
                 self._failures.append(batch)
             batch.values, batch.keys, batch.headers, batch.columns, batch.body = [], None, None, None, None
         if awaited:
@@ -183,7 +184,7 @@ class Accumulator:
 
     def take_failure(self) -> KafkalogError | None:
         """Lock held: the first failure that no callback got and no caller asked for; it counts as reported now."""
-        failures = [batch for batch in self._failures if not batch.observed]
+        failures = [batch for batch in self._failures if not batch.is_observed]
         self._failures.clear()
         return failures[0].error if failures else None
 

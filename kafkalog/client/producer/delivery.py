@@ -38,6 +38,7 @@ class Delivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why it could not be delivered, None if it was. Waits as `result` does."""
+        self._batch.observed = True
         _wait([self._batch], timeout)
         return self._batch.error
 
@@ -85,13 +86,16 @@ class ManyDelivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why some could not be delivered, None if all were. Waits as `result` does."""
+        for run in self._runs:
+            if run.batch.tables:
+                run.batch.asked.add(run.first)
+            else:
+                run.batch.observed = True
         _wait([run.batch for run in self._runs], timeout)
         return next((run.batch.error for run in self._runs if run.batch.error is not None), None)
 
 
 def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
-    for batch in batches:
-        batch.observed = True
     if all(batch.done for batch in batches):
         return
     accumulator = batches[0].queue.accumulator

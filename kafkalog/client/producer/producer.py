@@ -24,7 +24,7 @@ from kafkalog.client import arguments
 from kafkalog.client.cluster import Cluster, PartitionInfo, TopicInfo
 from kafkalog.client.config import Partitioner, connection_settings, parse_producer
 from kafkalog.client.producer import lists
-from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, Accumulator
+from kafkalog.client.producer.accumulator import BATCH_COST, RECORD_COST, TABLE_COST, Accumulator
 from kafkalog.client.producer.delivery import Delivery, ManyDelivery, Run
 from kafkalog.client.producer.mutex import TOKEN, is_clients
 from kafkalog.client.producer.partitioner import chosen_partition, partition_for_key, random_turn
@@ -395,21 +395,22 @@ class Producer:
         rows_max, bytes_max = self._settings.batch_records, min(self._settings.batch_size, route.batch_size_max)
         for chunk in chunks:
             columns, size = chunk.columns, chunk.size
+            charge = size + TABLE_COST
             self._check_usable(route)
-            while self._reserve(size):
+            while self._reserve(charge):
                 self._check_usable(route)
             queue = route.queues[chunk.partition]
-            batch = queue.last_of_tables(columns, size, rows_max, bytes_max)
+            deadline = time.monotonic() + self._delivery_timeout
+            batch = queue.last_of_tables(columns, size, rows_max, bytes_max, deadline)
             if batch is not None:
                 index = batch.count
-                batch.charged += size
+                batch.charged += charge
                 batch.add_rows(columns, size)
             else:
                 index = 0
-                batch = Batch(queue, 0.0, time.monotonic() + self._delivery_timeout)
-                batch.columns = [columns]
-                batch.count = columns.batch.num_rows
-                batch.size = batch.charged = size
+                batch = Batch(queue, 0.0, deadline)
+                batch.charged = charge
+                batch.add_rows(columns, size)
                 queue.put(batch)
                 self._accumulator.started(batch)
                 self._hurry(queue)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from kafkalog.client.producer.accumulator import Accumulator
 
 _TIMESTAMP_BYTES = 8
+_BITMAPS = 5  # of nulls: keys, values, and within headers; rows without any have none until they join others
+_DEADLINES_APART_SECONDS = 1.0
 EPOCH_MAX = (1 << 15) - 1
 _MAY_BE_WRITTEN = (RequestTimedOut, StorageFailed, InternalError, NotEnoughReplicasAfterAppend, NotLeader)
 """Answers that leave it open whether the batch is in the log. NotLeader is also the answer to a batch that the leader
@@ -77,12 +79,13 @@ class Batch:
         identity, sequence: under which it is sent; None before the first send, and always if not idempotent.
         base_offset, error: the outcome, once `done`.
         observed, awaited: its outcome was reported or asked for; a caller waits.
+        tables, asked: how many pieces of tables it has, and the first rows of those whose outcome was asked for.
     """
 
     __slots__ = (
-        "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done", "error",
-        "headers", "identity", "is_in_flight", "is_mixed", "keys", "linger_until", "lost", "maybe_written", "observed",
-        "queue", "sends", "sequence", "size", "size_limit", "timestamps_us", "values",
+        "asked", "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done",
+        "error", "headers", "identity", "is_in_flight", "is_mixed", "keys", "linger_until", "lost", "maybe_written",
+        "observed", "queue", "sends", "sequence", "size", "size_limit", "tables", "timestamps_us", "values",
     )  # fmt: skip
 
     def __init__(self, queue: PartitionQueue, linger_until: float, deadline: float) -> None:
@@ -101,6 +104,8 @@ class Batch:
         self.sequence = -1
         self.is_mixed = self.is_in_flight = self.lost = self.maybe_written = False
         self.done = self.observed = self.awaited = False
+        self.tables = 0
+        self.asked: set[int] = set()
         self.base_offset = -1
         self.error: KafkalogError | None = None
 
@@ -132,9 +137,16 @@ class Batch:
                 self.headers.extend(repeat(None, count))
         self.values.extend(values)  # last, as in `Producer.send`
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether whoever sent its records knows the outcome: of each table, if it has those of several."""
+        return self.observed or 0 < self.tables <= len(self.asked)
+
     def add_rows(self, columns: Columns, size: int) -> None:
-        """Add rows of a table after those of others, of `size` bytes."""
-        assert self.columns is not None
+        """Add rows of a table after those of others, if there are any, of `size` bytes."""
+        if self.columns is None:
+            self.columns = []
+        self.tables += 1
         self.size += size
         self.columns.append(columns)
         self.count += columns.batch.num_rows
@@ -259,18 +271,26 @@ class PartitionQueue:
         self.close_batch()
         self.ready.append(batch)
 
-    def last_of_tables(self, columns: Columns, size: int, rows_max: int, bytes_max: int) -> Batch | None:
+    def last_of_tables(
+        self, columns: Columns, size: int, rows_max: int, bytes_max: int, deadline: float
+    ) -> Batch | None:
         """The last batch, if rows of a table can be added to it: it has rows of the same columns, and room for these,
         and was not sent yet. Small pieces become large batches so, if they come faster than they are sent: a table of
-        10,000 rows has 10 for each of a thousand partitions, and a batch costs as much as some hundred rows."""
+        10,000 rows has 10 for each of a thousand partitions, and a batch costs as much as some hundred rows.
+
+        Args:
+            deadline: of the rows; the batch's may be a little earlier.
+        """
         if self.open is not None or not self.ready:
             return None
         last = self.ready[-1]
+        rows = last.count + columns.batch.num_rows
         if (
             last.columns is None
             or last.columns[0].attributes | HAS_TIMES != columns.attributes | HAS_TIMES
-            or last.count + columns.batch.num_rows > rows_max
-            or last.size + size + _TIMESTAMP_BYTES * (last.count + columns.batch.num_rows) > bytes_max
+            or rows > rows_max
+            or last.size + size + _TIMESTAMP_BYTES * rows + _BITMAPS * (rows // 8 + 8) > bytes_max
+            or deadline > last.deadline + _DEADLINES_APART_SECONDS
         ):
             return None
         return last

@@ -11,8 +11,9 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
+from kafkalog.errors import BrokerUnreachable
 from kafkalog.net.data import DataConnection
-from kafkalog.net.local import connect_here, socket_name
+from kafkalog.net.local import Peer, connect_here, socket_name
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import frame_start
 
@@ -83,6 +84,23 @@ def full_queue(port: int) -> Iterator[None]:
 def test_a_full_queue_is_not_waited_for() -> None:
     with full_queue(1):
         assert connect_here("127.0.0.1", 1, 60_000) is None
+
+
+def test_without_a_descriptor_it_is_as_unreachable_as_over_tcp(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of another kind would fail the records that wait, instead of sending them later."""
+
+    def refused(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", refused)
+    with pytest.raises(BrokerUnreachable, match="too many open files"):
+        connected("127.0.0.1", port)
+
+
+def test_another_users_socket_is_left_alone(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafkalog.net.local.peer_of", lambda _: Peer(1, 12345))
+    with connected("127.0.0.1", port) as connection:
+        assert family_of(connection) == socket.AF_INET
 
 
 def test_large_batches_come_back_as_they_went(cluster: LocalCluster, topic: str, port: int) -> None:

@@ -350,6 +350,8 @@ def test_a_query_without_a_checkpoint_of_its_own_is_refused(
         write_stream(lines.rows(), **named)
     spark.conf.set(CONFIGURED, str(tmp_path / "root"))
     try:
+        with pytest.raises(InvalidArgument, match="and give query_name"):  # Spark would make another folder each time
+            write_stream(lines.rows(), **{**named, "query_name": None})
         assert write_stream(lines.rows(), **named).awaitTermination(SECONDS)
     finally:
         spark.conf.unset(CONFIGURED)

@@ -6,9 +6,11 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 from broker.storage.producer_state import Producers
+from kafkalog.client.producer.delivery import ManyDelivery, Run
 from kafkalog.client.producer.queue import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
@@ -25,7 +27,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.format.batch import BatchHeader
-from kafkalog.format.columns import Columns, columns_from_lists
+from kafkalog.format.columns import Columns, columns_from_arrays, columns_from_lists, joined
 from kafkalog.records import TopicPartition
 from kafkalog.retry import Backoff
 
@@ -672,7 +674,7 @@ def rows_of(count: int, key: bytes | None = None, timestamp_us: int = 1) -> Colu
 
 def add_table(queue: PartitionQueue, columns: Columns) -> Batch:
     batch = Batch(queue, 0.0, TIMEOUT)
-    batch.columns, batch.count, batch.size = [columns], columns.batch.num_rows, 100
+    batch.add_rows(columns, 100)
     queue.put(batch)
     return batch
 
@@ -680,11 +682,16 @@ def add_table(queue: PartitionQueue, columns: Columns) -> Batch:
 def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> None:
     queue = make_queue()
     batch = add_table(queue, rows_of(2))
-    assert queue.last_of_tables(rows_of(3, timestamp_us=2), 10, rows_max=5, bytes_max=10_000) is batch
+    assert (
+        queue.last_of_tables(rows_of(3, timestamp_us=2), 10, rows_max=5, bytes_max=10_000, deadline=TIMEOUT + 0.5)
+        is batch
+    )
     batch.add_rows(rows_of(3, timestamp_us=2), 10)
     assert (batch.count, batch.size) == (5, 110)
     assert queue.take(0.0, 1 << 20) == [batch]
-    assert queue.last_of_tables(rows_of(1), 10, rows_max=100, bytes_max=10_000) is None, "it is under way"
+    assert queue.last_of_tables(rows_of(1), 10, rows_max=100, bytes_max=10_000, deadline=TIMEOUT) is None, (
+        "it is under way"
+    )
     following = add_table(queue, rows_of(1))
     assert queue.take(0.0, 1 << 20) == [following]
     assert following.sequence == 5
@@ -698,13 +705,59 @@ def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> 
 def test_rows_that_do_not_fit_the_last_batch_are_not_added(columns: Columns, rows_max: int, bytes_max: int) -> None:
     queue = make_queue()
     add_table(queue, rows_of(2))
-    assert queue.last_of_tables(columns, 1, rows_max, bytes_max) is None
+    assert queue.last_of_tables(columns, 1, rows_max, bytes_max, TIMEOUT) is None
+
+
+def test_rows_do_not_get_the_deadline_of_much_older_ones() -> None:
+    queue = make_queue()
+    add_table(queue, rows_of(2))
+    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000, TIMEOUT + 2.0) is None
+
+
+@pytest.mark.parametrize("pieces", [[b"k", None], [None, b"k"]])
+def test_joined_rows_fit_where_they_were_reckoned_to_fit(pieces: list[bytes | None]) -> None:
+    """Bitmaps of nulls and whole timestamps come into being by joining."""
+    queue = make_queue()
+    arrays = [
+        columns_from_arrays(
+            pa.array([b"v" * 90] * 2000 if key else [None] + [b"v" * 90] * 1999, pa.binary()),
+            number << 40,
+            pa.array([key] + [b"k"] * 1999, pa.binary()),
+        )
+        for number, key in enumerate(pieces)
+    ]
+    batch = Batch(queue, 0.0, TIMEOUT)
+    batch.add_rows(arrays[0], arrays[0].batch.nbytes)
+    queue.put(batch)
+    size = arrays[1].batch.nbytes
+    least = next(
+        limit
+        for limit in range(2 * size, 3 * size, 50)
+        if queue.last_of_tables(arrays[1], size, 10_000, limit, TIMEOUT) is batch
+    )
+    assert joined(arrays).batch.nbytes <= least
+
+
+def test_a_failure_is_reported_unless_each_table_of_the_batch_was_asked_for() -> None:
+    queue = make_queue()
+    batch = add_table(queue, rows_of(2))
+    first = ManyDelivery([Run(batch, 0, 2)])
+    batch.done = True
+    assert not batch.is_observed
+    first.exception(0)
+    assert batch.is_observed
+    batch.add_rows(rows_of(3), 10)
+    assert not batch.is_observed, "the second table was not asked for"
+    first.exception(0)
+    assert not batch.is_observed
+    ManyDelivery([Run(batch, 2, 3)]).exception(0)
+    assert batch.is_observed
 
 
 def test_rows_are_not_added_before_records_that_were_sent_later() -> None:
     queue = make_queue()
     add_table(queue, rows_of(2))
     queue.start_batch(0.0, TIMEOUT).values.append(b"v")
-    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000) is None, "the open batch comes after the table"
+    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000, TIMEOUT) is None, "the open batch comes after the table"
     queue.close_batch()
-    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000) is None, "and so it does once it is closed"
+    assert queue.last_of_tables(rows_of(1), 1, 100, 10_000, TIMEOUT) is None, "and so it does once it is closed"
