@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.kafka import patience_seconds
+from bench.load import produce_all
 from bench.measure import by_turns, figure, seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from broker.local import LocalCluster
@@ -59,16 +60,12 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": 1, **settings})
 
             def send() -> None:
+                if not is_each_awaited:
+                    produce_all(producer, TOPIC, values, records)
+                    return
                 for number in range(records):
-                    while True:
-                        try:
-                            producer.produce(TOPIC, values[number % len(values)])
-                            break
-                        except BufferError:
-                            producer.poll(0.1)
-                    if is_each_awaited:
-                        producer.flush()
-                producer.flush()
+                    producer.produce(TOPIC, values[number % len(values)])
+                    producer.flush()
 
             return seconds(send)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.local.zookeeper import with_parent
 
@@ -133,9 +133,16 @@ def _produce_theirs(load: Load, values: list[bytes]) -> None:
 
     producer = confluent_kafka.Producer({"bootstrap.servers": load.bootstrap_servers, **KAFKA_PRODUCER})
     _begin()
-    produce, poll, topic = producer.produce, producer.poll, load.topic
-    for start in range(0, load.records, len(values)):
-        for value in values[: load.records - start]:
+    produce_all(producer, load.topic, values, load.records)
+    print("done", flush=True)
+
+
+def produce_all(producer: Any, topic: str, values: list[bytes], records: int) -> None:
+    """Send so many records by confluent-kafka's producer, of values that come again, waiting for room where there is
+    none."""
+    produce, poll = producer.produce, producer.poll
+    for start in range(0, records, len(values)):
+        for value in values[: records - start]:
             while True:
                 try:
                     produce(topic, value)
@@ -144,7 +151,6 @@ def _produce_theirs(load: Load, values: list[bytes]) -> None:
                     poll(0.1)
         poll(0)
     producer.flush()
-    print("done", flush=True)
 
 
 def _consume_ours(load: Load, numbers: list[int]) -> None:

@@ -24,6 +24,7 @@ from confluent_kafka import Producer as LibrdkafkaProducer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.load import produce_all
 from bench.measure import NotAvailable, by_turns, figure, seconds
 from bench.peers import activemq, rabbitmq
 from bench.peers.kafka import (
@@ -308,17 +309,7 @@ class Kafka(System):
     def _send(self, given: Mapping[str, object], messages: int) -> float:
         def send() -> None:
             producer = LibrdkafkaProducer({**self._servers, **given})
-            produce, poll, topic = producer.produce, producer.poll, self.current
-            for start in range(0, messages, len(self._values)):
-                for value in self._values[: messages - start]:
-                    while True:
-                        try:
-                            produce(topic, value)
-                            break
-                        except BufferError:
-                            poll(0.1)
-                poll(0)
-            producer.flush()
+            produce_all(producer, self.current, self._values, messages)
 
         return seconds(send)
 
