@@ -124,4 +124,5 @@ def test_ctrl_c_ends_the_demo_with_a_word() -> None:
         next(line for line in process.stdout if line.startswith("publish "))
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)
-    assert (process.returncode, told) == (1, "interrupted\n")
+    assert process.returncode == 1
+    assert [line for line in told.splitlines() if not line.startswith("WARNING: ")] == ["interrupted"]  # one is Java's
