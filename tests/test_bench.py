@@ -33,6 +33,7 @@ def check(name: str, figures: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ALONE])
 def test_a_benchmark_runs_small(name: str, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    spark.createDataFrame([], "none int")  # makes it the active session: a test before may have left another
     assert main([name, "--scale", "0.002"]) == 0
     check(name, [json.loads(line) for line in capsys.readouterr().out.splitlines()])
 

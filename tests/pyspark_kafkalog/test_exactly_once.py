@@ -3,7 +3,6 @@ old or copied, runs that others replaced, numbered writes. Under fire it is in `
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import threading
@@ -34,6 +33,7 @@ from pyspark_kafkalog.write import micro_batch
 from pyspark_kafkalog.write.exactly_once import Staged, Transaction
 from pyspark_kafkalog.write.fingerprint import CONFIGURED
 from pyspark_kafkalog.write.options import SinkOptions, parse_sink
+from tests.pyspark_kafkalog.text_files import TextFiles
 from tests.waiting import waited_for
 
 MessagesIn = Callable[[str], list[Message]]
@@ -68,26 +68,13 @@ def write(rows: DataFrame, options: dict[str, str], **more: str) -> None:
     rows.write.format("kafkalog").options(**{**options, **more}).mode("append").save()
 
 
-class Stream:
+class Stream(TextFiles):
     """A stream of text files into a topic, whose checkpoint can be copied and set back."""
 
     def __init__(self, spark: SparkSession, options: dict[str, str], folder: Path) -> None:
-        self._spark = spark
+        super().__init__(spark, folder)
         self._options = options
-        self._input = folder / "input"
-        self._input.mkdir()
         self.checkpoint = folder / "checkpoint"
-
-    def add(self, *lines: str) -> None:
-        """Lines for a micro-batch of their own."""
-        number = len(list(self._input.iterdir()))
-        hidden = self._input.parent / f"{number}.txt"
-        hidden.write_text("".join(f"{line}\n" for line in lines))
-        os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes files by their times
-        hidden.rename(self._input / hidden.name)
-
-    def rows(self) -> DataFrame:
-        return self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._input))
 
     def run(self, checkpoint: Path | None = None, where: str = "true", **more: str) -> StreamingQuery:
         """All that is there. Raises what fails the query."""
