@@ -349,9 +349,10 @@ def test_a_topic_that_is_deleted_meanwhile_fails_the_query_with_a_sentence_befor
     lines.add("a")
     run(lines.rows(), options, checkpoint)
     rows = lines.rows().where("value != 'b'")  # no task of the micro-batch has a row to ask a broker for
-    stream = written_by(StreamWriter(rows.schema, options), rows).option("checkpointLocation", str(checkpoint))
+    forgetful = {**options, "kafkalog.metadata.max.age.ms": "1"}  # known topics are believed for so long
+    stream = written_by(StreamWriter(rows.schema, forgetful), rows).option("checkpointLocation", str(checkpoint))
     admin.delete_topic(topic)
     lines.add("b")
     with pytest.raises(StreamingQueryException, match=f"UnknownTopic: there is no topic '{topic}'") as raised:
-        stream.start().awaitTermination(SECONDS)
+        stream.trigger(availableNow=True).start().awaitTermination(SECONDS)
     assert "Job aborted" not in str(raised.value)
