@@ -8,7 +8,7 @@ has it, so that a producer that is held up makes it longer. Producer and consume
 Throughput: a stream copies what lies ready, a given number of records in each micro-batch.
 
 kafkalog writes exactly once, or at least once, which is what the connector does; by the format's sink and by
-`write_stream`.
+`write_stream`. "Tuned", its source packs small partitions (`minRecordsPerPartition`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pyspark_kafkalog import write_stream
 RECORD_BYTES = 200
 PARTITIONS = 2
 RECORDS_A_SECOND = 500
+TUNED_READING = {"minRecordsPerPartition": "1000"}
 PERCENTILES = (50.0, 99.0, 99.9)
 _WARMUP_SECONDS = 5.0
 _MEASURED_SECONDS = 12.0
@@ -59,11 +60,13 @@ class Side(ABC):
         format_name: of its source and its sink.
         where: the brokers, as an option of source and sink.
         sinks: options of the sink by name.
+        reading: options of the source.
     """
 
     format_name: str
     where: Mapping[str, str]
     sinks: Mapping[str, Mapping[str, str]]
+    reading: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -130,6 +133,20 @@ class OfWriteStream(OfKafkalog):
         return write_stream(rows, topic=topic, checkpoint_location=checkpoint, **given)
 
 
+class OfTunedFormat(OfKafkalog):
+    """As the format, with few splits where there are few records."""
+
+    sinks: Mapping[str, Mapping[str, str]] = {f"{each}, tuned": {"delivery": each} for each in DELIVERIES}
+    reading = TUNED_READING
+
+
+class OfTunedWriteStream(OfWriteStream):
+    """As `write_stream`, with few splits where there are few records."""
+
+    sinks: Mapping[str, Mapping[str, str]] = {f"{each}, write_stream tuned": {"delivery": each} for each in DELIVERIES}
+    reading = TUNED_READING
+
+
 class OfKafka(Side):
     format_name = "kafka"
     sinks: Mapping[str, Mapping[str, str]] = {
@@ -182,11 +199,13 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         Admin(cluster.bootstrap_servers) as admin,
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
-        ours = OfKafkalog(cluster, admin), OfWriteStream(cluster, admin)
+        kinds = OfKafkalog, OfWriteStream, OfTunedFormat, OfTunedWriteStream
+        ours = [kind(cluster, admin) for kind in kinds]
         sides = (*ours, OfKafka(kafka, KafkaTopics(spark, kafka.bootstrap_servers)))
         streams = {name: (side, options) for side in sides for name, options in side.sinks.items()}
         yield from _latencies(spark, streams, scale)
-        yield from _throughputs(spark, streams, scale)
+        untuned = {name: each for name, each in streams.items() if not each[0].reading}
+        yield from _throughputs(spark, untuned, scale)  # where there is much, there are as many splits
 
 
 def _latencies(
@@ -266,7 +285,8 @@ def _stream(
 ) -> Iterator[Any]:
     """A query that copies one topic to another, while the block runs."""
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as checkpoint:
-        reader = spark.readStream.format(side.format_name).options(**side.where, subscribe=source, **reading)
+        given = {**side.where, **side.reading, **reading, "subscribe": source}
+        reader = spark.readStream.format(side.format_name).options(**given)
         rows = reader.option("startingOffsets", "earliest").load().select("value")
         query = side.start(rows, options, target, checkpoint)
         try:

@@ -249,6 +249,9 @@ OPTIONS = (
     Option("maxInputPartitions", "whole number", Unset("none"), READ, _count,
            "Largest number of input splits: several offset ranges are packed into one split. Use it for topics "
            "with many small partitions, because each split costs a Python task of 20 to 55 ms.", OURS),
+    Option("minRecordsPerPartition", "whole number", Unset("none"), READ, _count,
+           "Offset ranges are packed until there are not more splits than so many records make, and at least one. Use it "
+           "for streams of small micro-batches whose rows take little time, such as `1000`.", OURS),
     Option("failOnDataLoss", "true or false", "true", READ, _truth,
            "Whether to fail when records to be read are no longer in the log. If false, the loss is logged and the read continues with the records that are left.", "notices a topic that was deleted and created again only while it is shorter than before, and skips the records that it has then"),
     Option("kafkaConsumer.pollTimeoutMs", "milliseconds", Unset("`retry.timeout.ms`"), READ, _milliseconds,

@@ -15,7 +15,7 @@ from pyspark_kafkalog.read.data_loss import Losses
 from pyspark_kafkalog.read.offset_reader import Lookup
 from pyspark_kafkalog.read.options import SourceOptions
 from pyspark_kafkalog.read.partition_reader import PlannedRange
-from pyspark_kafkalog.read.ranges import pack, record_count, split_late_bound
+from pyspark_kafkalog.read.ranges import Split, most_splits, pack, record_count, split_late_bound
 
 
 def planned_batch(options: SourceOptions) -> list[list[PlannedRange]]:
@@ -25,10 +25,8 @@ def planned_batch(options: SourceOptions) -> list[list[PlannedRange]]:
     splits = split_late_bound(
         ranges, lambda: _numbers(lookup, ranges), options.min_partitions, options.max_records_per_partition
     )
-    most = options.max_input_partitions
-    if most is not None and len(splits) > most:
-        numbers = iter(_numbers(lookup, [each for one_split in splits for each in one_split]))
-        splits = pack([(each, record_count(list(itertools.islice(numbers, len(each))))) for each in splits], most)
+    if len(splits) > (options.max_input_partitions or len(splits)) or options.min_records_per_partition is not None:
+        splits = _packed(lookup, splits)
     whole = set(ranges)
     leaders = {partition: lookup.leader(partition, topic_id) for partition, topic_id in topic_ids.items()}
     return [
@@ -45,6 +43,18 @@ def _ranges(lookup: Lookup) -> tuple[list[InputRange], dict[TopicPartition, byte
     ends = lookup.end(end, partitions)
     check_order(start, end, "offset", starts, ends)
     return [InputRange(partition, starts[partition], ends[partition]) for partition in partitions], partitions
+
+
+def _packed(lookup: Lookup, splits: list[Split]) -> list[Split]:
+    """Fewer splits, by the records that there are now."""
+    options = lookup.options
+    numbers = iter(_numbers(lookup, [each for one_split in splits for each in one_split]))
+    counts = [record_count(list(itertools.islice(numbers, len(each)))) for each in splits]
+    most = most_splits(
+        sum(counts), options.min_partitions, options.max_input_partitions, options.min_records_per_partition
+    )
+    assert most is not None
+    return pack(list(zip(splits, counts, strict=True)), most) if len(splits) > most else splits
 
 
 def _numbers(lookup: Lookup, ranges: Sequence[InputRange]) -> list[InputRange]:

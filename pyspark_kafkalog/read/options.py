@@ -81,6 +81,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     max_input_partitions: int | None
+    min_records_per_partition: int | None
     fail_on_data_loss: bool
     poll_timeout_ms: int | None
     fetch_attempts: int
@@ -139,6 +140,7 @@ def parse_source(options: Mapping[str, str]) -> SourceOptions:
         min_partitions=values["minPartitions"],
         max_records_per_partition=values["maxRecordsPerPartition"],
         max_input_partitions=values["maxInputPartitions"],
+        min_records_per_partition=values["minRecordsPerPartition"],
         fail_on_data_loss=values["failOnDataLoss"],
         poll_timeout_ms=values["kafkaConsumer.pollTimeoutMs"],
         fetch_attempts=values["fetchOffset.numRetries"],
@@ -168,8 +170,9 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
     for low, high in (("minOffsetsPerTrigger", "maxOffsetsPerTrigger"), ("minPartitions", "maxInputPartitions")):
         if low in values and high in values and values[low] > values[high]:
             raise InvalidArgument(reason=f"{low} ({values[low]}) is greater than {high} ({values[high]})")
-    if "maxRecordsPerPartition" in values and "maxInputPartitions" in values:
-        raise InvalidArgument(
-            reason="maxRecordsPerPartition and maxInputPartitions contradict each other: a bounded number of splits "
-            "cannot each have a bounded number of records; give one of them"
-        )
+    for fewer in ("maxInputPartitions", "minRecordsPerPartition"):
+        if "maxRecordsPerPartition" in values and fewer in values:
+            raise InvalidArgument(
+                reason=f"maxRecordsPerPartition and {fewer} contradict each other: a bounded number of splits cannot "
+                "each have a bounded number of records; give one of them"
+            )

@@ -1,5 +1,5 @@
 """Cutting offset ranges into input splits: minPartitions and maxRecordsPerPartition by the algorithm of Spark's Kafka
-connector, and packing several ranges into one split for maxInputPartitions. Pure.
+connector, and packing several ranges into one split for maxInputPartitions and minRecordsPerPartition. Pure.
 
 The ranges of a batch query are bound late: if a range is cut, the start of its first piece and the end of its last one
 stay symbolic. A partition that had no record when the plan was made is added to another split, because it may have
@@ -105,6 +105,16 @@ def split_late_bound(
         else:
             splits.append(empty)
     return splits
+
+
+def most_splits(
+    records: int, min_partitions: int | None, max_splits: int | None, min_records_per_partition: int | None
+) -> int | None:
+    """How many splits a read of so many records may have; None: any number."""
+    if min_records_per_partition is None:
+        return max_splits
+    of_records = max(records // min_records_per_partition, min_partitions or 1)
+    return of_records if max_splits is None else min(max_splits, of_records)
 
 
 def pack(splits: Sequence[tuple[Split, int]], max_splits: int) -> list[Split]:

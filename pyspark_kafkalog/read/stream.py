@@ -38,7 +38,7 @@ from pyspark_kafkalog.read.neighbours import Neighbours
 from pyspark_kafkalog.read.offset_reader import Lookup, connected
 from pyspark_kafkalog.read.options import SourceOptions
 from pyspark_kafkalog.read.partition_reader import PlannedRange
-from pyspark_kafkalog.read.ranges import Split, pack, record_count, split
+from pyspark_kafkalog.read.ranges import Split, most_splits, pack, record_count, split
 
 log = get_logger(__name__)
 
@@ -464,7 +464,12 @@ class StreamSession:
         splits: list[Split] = [
             [each] for each in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
-        most = options.max_input_partitions
+        most = most_splits(
+            record_count(ranges),
+            options.min_partitions,
+            options.max_input_partitions,
+            options.min_records_per_partition,
+        )
         if most is not None and len(splits) > most:
             splits = pack([(each, record_count(each)) for each in splits], most)
         return splits

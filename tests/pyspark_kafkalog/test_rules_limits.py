@@ -325,6 +325,29 @@ def test_max_input_partitions_packs_by_records(live: Live) -> None:
     assert by_partition(sorted(rows(both, both.partitions()))) == [list(range(count)) for count in (6, 1, 2, 3)]
 
 
+def test_min_records_per_partition_packs_small_ranges_and_leaves_large_ones(live: Live) -> None:
+    topic = live.topic(6, 1, 2, 3)
+    assert splits_of_stream(live, topic, minRecordsPerPartition="1") == [
+        [(0, 0, 6)], [(1, 0, 1)], [(2, 0, 2)], [(3, 0, 3)],
+    ]  # fmt: skip
+    assert splits_of_stream(live, topic, minRecordsPerPartition="5") == [
+        [(0, 0, 6)], [(1, 0, 1), (2, 0, 2), (3, 0, 3)],
+    ]  # fmt: skip
+    every = [(0, 0, 6), (1, 0, 1), (2, 0, 2), (3, 0, 3)]
+    assert splits_of_stream(live, topic, minRecordsPerPartition="1000") == [every]
+    assert len(splits_of_stream(live, topic, minRecordsPerPartition="5", maxInputPartitions="1")) == 1
+    assert len(splits_of_stream(live, topic, minRecordsPerPartition="1000", minPartitions="3")) == 3
+
+
+def test_a_batch_packed_by_its_records_is_still_bound_late(live: Live) -> None:
+    topic = live.topic(6, 1, 2, 3)
+    packed = live.batch(subscribe=topic, minRecordsPerPartition="5")
+    planned = packed.partitions()
+    assert ranges(planned) == [[(0, EARLIEST, LATEST)], [(number, EARLIEST, LATEST) for number in (1, 2, 3)]]
+    live.append(topic, 4, partition=1)
+    assert by_partition(rows(packed, planned)) == [list(range(count)) for count in (6, 5, 2, 3)]
+
+
 # --- patience --------------------------------------------------------------------------------------------------------
 
 

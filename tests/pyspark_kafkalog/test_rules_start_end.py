@@ -353,6 +353,8 @@ def test_a_stream_refuses_an_end_at_its_first_call(live: Live, option: str, firs
         ({"maxRecordsPerPartition": "-1"}, "maxRecordsPerPartition='-1'"),
         ({"minPartitions": "4", "maxInputPartitions": "3"}, "minPartitions (4) is greater than maxInputPartitions (3)"),
         ({"maxRecordsPerPartition": "4", "maxInputPartitions": "3"}, "contradict each other"),
+        ({"maxRecordsPerPartition": "4", "minRecordsPerPartition": "4"}, "contradict each other"),
+        ({"minRecordsPerPartition": "0"}, "minRecordsPerPartition='0'"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss='no' is not valid: it must be true or false"),
         ({"kafkaConsumer.pollTimeoutMs": "0"}, "it must be a number of milliseconds"),
         ({"fetchOffset.numRetries": "0"}, "fetchOffset.numRetries='0'"),

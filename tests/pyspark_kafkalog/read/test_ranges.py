@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kafkalog.records import TopicPartition
 from pyspark_kafkalog.offsets import EARLIEST, LATEST, InputRange
-from pyspark_kafkalog.read.ranges import pack, split, split_late_bound
+from pyspark_kafkalog.read.ranges import most_splits, pack, split, split_late_bound
 
 
 def of(partition: int, start: int, end: int) -> InputRange:
@@ -65,6 +65,27 @@ def test_packing_keeps_every_range_and_spreads_the_records(given_ranges: list[tu
     assert len(packed) == min(most, len(splits)) and all(packed)
     loads = [sum(each.end - each.start for each in one) for one in packed]
     assert max(loads) - min(loads) <= max(size for _, size in splits)
+
+
+@pytest.mark.parametrize(
+    ("records", "min_partitions", "max_splits", "min_records", "most"),
+    [
+        (5000, None, None, None, None),
+        (5000, 4, 9, None, 9),
+        (5000, None, None, 1000, 5),
+        (4999, None, None, 1000, 4),
+        (999, None, None, 1000, 1),
+        (0, None, None, 1000, 1),
+        (5000, None, 3, 1000, 3),
+        (2000, None, 3, 1000, 2),
+        (2000, 3, None, 1000, 3),
+        (2000, 3, 3, 1000, 3),
+    ],
+)
+def test_a_read_has_no_more_splits_than_its_records_make(
+    records: int, min_partitions: int | None, max_splits: int | None, min_records: int | None, most: int | None
+) -> None:
+    assert most_splits(records, min_partitions, max_splits, min_records) == most
 
 
 def test_the_largest_is_packed_first() -> None:
