@@ -143,8 +143,11 @@ def joined(pieces: Sequence[Columns]) -> Columns:
         return pieces[0]
     low, high, of_times, arrays = _times_of(_times_in(pieces))
     attributes = pieces[0].attributes & ~HAS_TIMES | of_times
-    names = SCHEMAS[attributes].names[len(arrays) :]
-    arrays += [pa.concat_arrays([each.batch.column(name) for each in pieces]) for name in names]
+    if any(each.attributes & HAS_TIMES for each in pieces):
+        names = SCHEMAS[attributes].names[len(arrays) :]
+        arrays += [pa.concat_arrays([each.batch.column(name) for each in pieces]) for name in names]
+    else:  # in a fifth of the time
+        arrays += pa.concat_batches([each.batch for each in pieces]).columns
     return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
 
 

@@ -84,10 +84,13 @@ class Accumulator:
         self.buffered = sum(batch.charged for batch in self._unfinished)
 
     def close_batch(self, queue: PartitionQueue) -> None:
-        """Lock held: let the open batch be sent, and return the part of its reservation that it did not use."""
+        """Lock held: let the open batch be sent, and return the part of its reservation that it did not use. Rows of
+        tables reserve only what they use."""
         batch = queue.open
         if batch is not None:
             queue.close_batch()
+            if batch.columns is not None:
+                return
             unused = batch.charged - batch.size - BATCH_COST
             batch.charged -= unused
             self.buffered -= unused

@@ -62,6 +62,7 @@ _LONE_HEADERS_BYTES = 560
 _BATCH_BYTES = 900  # of a batch of many, beside the records
 _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 a buffer
 _TIMESTAMP_MAX = (1 << 63) - 1
+_LINGERS_BELOW = 64 * 1024  # bytes of a table's rows for one partition: larger batches cost little beside their rows
 _RESERVATION = 16 * 1024
 _JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
 _EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
@@ -406,14 +407,18 @@ class Producer:
                 index = batch.count
                 batch.charged += charge
                 batch.add_rows(columns, size)
+                if queue.open is batch and batch.size >= _LINGERS_BELOW:
+                    self._hurry(queue)
             else:
                 index = 0
-                batch = Batch(queue, 0.0, deadline)
+                lingers = self._linger > 0 and size < _LINGERS_BELOW
+                batch = Batch(queue, time.monotonic() + self._linger if lingers else 0.0, deadline)
                 batch.charged = charge
                 batch.add_rows(columns, size)
+                self._accumulator.close_batch(queue)  # of records
                 queue.put(batch)
                 self._accumulator.started(batch)
-                self._hurry(queue)
+                self._has_work(queue, batch.linger_until)
             runs.append(Run(batch, index, columns.batch.num_rows))
         return runs
 
@@ -509,7 +514,7 @@ class Producer:
                 in_turn = False
             batch = queue.open
             used = 0 if batch is None else batch.size
-            if used and used + size > route.batch_size_max:
+            if batch is not None and (batch.columns is not None or 0 < used > route.batch_size_max - size):
                 self._hurry(queue)
                 continue
             wanted = min(max(used + size, used + self._reservation), max(size, route.batch_size_max))

@@ -245,13 +245,14 @@ class PartitionQueue:
         """Let the open batch, if there is one, be sent."""
         batch = self.open
         if batch is not None:
-            batch.count = len(batch.values)
+            if batch.columns is None:
+                batch.count = len(batch.values)
             self.open = None  # nothing can interrupt between this and the next
             self.ready.append(batch)
 
     def cut_open_batch(self) -> bool:
         """Remove the parts of an incomplete record from the open batch; returns whether no record is left."""
-        if self.open is None:
+        if self.open is None or self.open.columns is not None:
             return False
         self.open.cut()
         return not self.open.values
@@ -267,9 +268,12 @@ class PartitionQueue:
         return [*self.ready, *([self.open] if self.open is not None else [])]
 
     def put(self, batch: Batch) -> None:
-        """Add a whole batch after all others."""
+        """Add a batch of a table's rows after all others; it stays open until its `linger_until`, if it has one."""
         self.close_batch()
-        self.ready.append(batch)
+        if batch.linger_until:
+            self.open = batch
+        else:
+            self.ready.append(batch)
 
     def last_of_tables(
         self, columns: Columns, size: int, rows_max: int, bytes_max: int, deadline: float
@@ -281,9 +285,11 @@ class PartitionQueue:
         Args:
             deadline: of the rows; the batch's may be a little earlier.
         """
-        if self.open is not None or not self.ready:
-            return None
-        last = self.ready[-1]
+        last = self.open
+        if last is None:
+            if not self.ready:
+                return None
+            last = self.ready[-1]
         rows = last.count + columns.batch.num_rows
         if (
             last.columns is None

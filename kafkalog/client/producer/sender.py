@@ -1,8 +1,8 @@
 """One producer's sender to one broker: a thread that sends batches, and per connection one that reads the acks.
 
-A request carries batches of one partition; requests are pipelined and answered in order. A failed connection is
-reported to the queues of all batches that were in flight on it; they decide what is sent again (`queue.py`). Knows no
-`send`.
+A frame carries the batches of one partition, or small ones of many that are sent for the first time; frames are
+pipelined and answered in order, partition by partition. A failed connection is reported to the queues of all batches
+that were in flight on it; they decide what is sent again (`queue.py`). Knows no `send`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from kafkalog.errors import (
     NotLeader,
     OutOfOrderSequence,
     OutOfThreads,
+    ProtocolError,
     RequestTimedOut,
 )
 from kafkalog.events import get_logger
@@ -42,6 +43,8 @@ from kafkalog.wire.frames import error_from_wire, frame_start
 log = get_logger(__name__)
 
 _PASS_BYTES = 4 << 20  # sent at once; then answers and lingering batches are handled
+_FRAME_BYTES = 256 << 10  # of a frame with batches of several partitions
+_FRAME_PARTITIONS = 500
 _ELECTION_SECONDS = 30.0
 """So long a leader that fails is looked up again with short pauses, then with the longest between two tries."""
 NO_IDENTITY = Identity(NO_PRODUCER, -1)
@@ -79,12 +82,52 @@ class _Contents(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """An append that is not answered yet."""
+    """An append to one partition that is not answered yet."""
 
     topic_id: bytes
     queue: PartitionQueue
     batches: list[Batch]
     contents: list[_Contents]
+
+
+_Frame = list[_Request]
+"""The requests of one frame."""
+
+
+class _Framing:
+    """A frame that is being filled.
+
+    Attributes:
+        lengths: bytes of each request's batches.
+        body: all of these.
+    """
+
+    def __init__(self) -> None:
+        self.requests: _Frame = []
+        self.lengths: list[int] = []
+        self.body: list[bytes | memoryview] = []
+        self._left = _FRAME_BYTES
+
+    def has_room(self, request: _Request, encoded: list[EncodedBatch]) -> bool:
+        """Whether a request may be added. One that is sent again has a frame alone: its answer is to give its own
+        outcome."""
+        return not self.requests or (
+            len(self.requests) < _FRAME_PARTITIONS
+            and sum(each.length for each in encoded) <= self._left
+            and request.batches[0].sends == self.requests[0].batches[0].sends == 1
+        )
+
+    def add(self, request: _Request, encoded: list[EncodedBatch]) -> None:
+        length = 0
+        for each in encoded:
+            self.body.append(each.header)
+            self.body.append(each.body)
+            if each.padding:
+                self.body.append(each.padding)
+            length += each.length
+        self.requests.append(request)
+        self.lengths.append(length)
+        self._left -= length
 
 
 class Sender:
@@ -117,11 +160,10 @@ class Sender:
         self._header = pb.RequestHeader()
         self._header.append.acks = acks
         self._header.append.timeout_ms = cluster.settings.request_timeout_ms
-        self._header_part = self._header.append.partitions.add()
         self._work = threading.Condition(accumulator.lock)  # type: ignore[arg-type]
         # All below: guarded by the accumulator's lock.
         self._active: dict[PartitionQueue, None] = {}
-        self._link: Link[_Request] | None = None
+        self._link: Link[_Frame] | None = None
         self._sleeps_until: float | None = None
         self._sleeps = False
         self._stopping = False
@@ -292,8 +334,9 @@ class Sender:
             link = self._link
             if link is not None and self._is_quiet():
                 lost: KafkalogError | None = self._cluster.loss_of(self.broker_id, link.connection)
-                queue = link.in_flight[0].queue
-                if lost is None and queue.leader != self.broker_id:
+                queues = (request.queue for request in link.in_flight[0])
+                queue = next((queue for queue in queues if queue.leader != self.broker_id), None)
+                if lost is None and queue is not None:
                     lost = NotLeader(broker_id=self.broker_id, partition=str(queue.topic_partition))
                 if lost is not None:
                     failed += self._lose(link, lost)
@@ -327,7 +370,7 @@ class Sender:
         framed, pieces = self._encode_requests(link, requests)
         if not framed:
             return
-        requests = [request for _, request in framed]
+        requests = [request for _, frame in framed for request in frame]
         if self._acks:
             with self._accumulator.lock:
                 if self._link is not link:
@@ -340,8 +383,9 @@ class Sender:
                     due = now + self._request_timeout
                     if not link.count:
                         self._quiet_since = now
-                    for correlation_id, request in framed:
-                        link.began(correlation_id, request, min(due, max(batch.deadline for batch in request.batches)))
+                    for correlation_id, frame in framed:
+                        last = max(batch.deadline for request in frame for batch in request.batches)
+                        link.began(correlation_id, frame, min(due, last))
             if lost is not None:
                 self._not_sent(requests, lost)
                 return
@@ -355,7 +399,7 @@ class Sender:
         if not self._acks:
             self._finish_unanswered(requests, None)
 
-    def _connected(self, requests: list[_Request]) -> Link[_Request]:
+    def _connected(self, requests: list[_Request]) -> Link[_Frame]:
         link = self._link
         if link is not None:
             return link
@@ -399,12 +443,13 @@ class Sender:
         return connecting.result()
 
     def _encode_requests(
-        self, link: Link[_Request], requests: list[_Request]
-    ) -> tuple[list[tuple[int, _Request]], list[bytes | memoryview]]:
-        """The requests with their correlation ids, and their bytes. A batch that cannot be encoded fails, and the
-        batches after it in its partition wait."""
-        framed: list[tuple[int, _Request]] = []
+        self, link: Link[_Frame], requests: list[_Request]
+    ) -> tuple[list[tuple[int, _Frame]], list[bytes | memoryview]]:
+        """The requests in frames with their correlation ids, and the bytes of these. A batch that cannot be encoded
+        fails, and the batches after it in its partition wait."""
+        framed: list[tuple[int, _Frame]] = []
         pieces: list[bytes | memoryview] = []
+        frame = _Framing()
         held: dict[PartitionQueue, list[Batch]] = {}
         failed: list[tuple[Batch, KafkalogError]] = []
         for request in requests:
@@ -421,9 +466,12 @@ class Sender:
                     held[request.queue] = [each for each in request.batches if each is not batch]
                     break
             else:
-                correlation_id = link.next_id()
-                framed.append((correlation_id, request))
-                pieces += self._frame(correlation_id, request, encoded)
+                if not frame.has_room(request, encoded):
+                    framed.append(self._end_frame(link, frame, pieces))
+                    frame = _Framing()
+                frame.add(request, encoded)
+        if frame.requests:
+            framed.append(self._end_frame(link, frame, pieces))
         if failed:
             self._not_encoded(failed, held)
         return framed, pieces
@@ -454,22 +502,20 @@ class Sender:
             return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
         return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)
 
-    def _frame(self, correlation_id: int, request: _Request, encoded: list[EncodedBatch]) -> list[bytes | memoryview]:
-        pieces: list[bytes | memoryview] = [b""]
-        length = 0
-        for each in encoded:
-            pieces.append(each.header)
-            pieces.append(each.body)
-            if each.padding:
-                pieces.append(each.padding)
-            length += each.length
-        header, part = self._header, self._header_part
-        header.correlation_id = correlation_id
-        part.topic_id = request.topic_id
-        part.partition = request.queue.topic_partition.partition
-        part.length = length
-        pieces[0] = frame_start(header.SerializeToString(), length)
-        return pieces
+    def _end_frame(self, link: Link[_Frame], frame: _Framing, pieces: list[bytes | memoryview]) -> tuple[int, _Frame]:
+        """Add a frame to `pieces`. Returns its correlation id, and its requests."""
+        header, parts = self._header, self._header.append.partitions
+        del parts[len(frame.requests) :]
+        while len(parts) < len(frame.requests):
+            parts.add()
+        header.correlation_id = correlation_id = link.next_id()
+        for part, request, length in zip(parts, frame.requests, frame.lengths, strict=True):
+            part.topic_id = request.topic_id
+            part.partition = request.queue.topic_partition.partition
+            part.length = length
+        pieces.append(frame_start(header.SerializeToString(), sum(frame.lengths)))
+        pieces += frame.body
+        return correlation_id, frame.requests
 
     # --- outcomes
 
@@ -510,19 +556,19 @@ class Sender:
             called = self._accumulator.finish(failed)
         self._accumulator.call_back(called)
 
-    def _give_up(self, link: Link[_Request]) -> Failed:
+    def _give_up(self, link: Link[_Frame]) -> Failed:
         """Lock held: the oldest request is unanswered for too long."""
         timeout_ms = int(self._request_timeout * 1000)
         return self._lose(
             link, RequestTimedOut(what="an append", address=link.connection.address, timeout_ms=timeout_ms)
         )
 
-    def _link_lost(self, link: Link[_Request], error: KafkalogError) -> None:
+    def _link_lost(self, link: Link[_Frame], error: KafkalogError) -> None:
         with self._accumulator.lock:
             called = self._accumulator.finish(self._lose(link, error))
         self._accumulator.call_back(called)
 
-    def _lose(self, link: Link[_Request], error: KafkalogError) -> Failed:
+    def _lose(self, link: Link[_Frame], error: KafkalogError) -> Failed:
         """Lock held: a connection is lost; batches in flight on it may be in the log or not. The thread that reads from
         the connection closes it."""
         link.connection.shut_down()
@@ -530,7 +576,7 @@ class Sender:
             return []
         self._link = None
         self._stale = True
-        lost = link.forget()
+        lost = [request for frame in link.forget() for request in frame]
         failed: Failed = []
         now = time.monotonic()
         for queue, batches in _by_queue(lost).items():
@@ -557,7 +603,7 @@ class Sender:
 
     # --- the acks' thread
 
-    def _read(self, link: Link[_Request]) -> None:
+    def _read(self, link: Link[_Frame]) -> None:
         connection = link.connection
         self._accumulator.own_threads.add(threading.get_ident())
         try:
@@ -580,12 +626,12 @@ class Sender:
             connection.close()
             self._accumulator.own_threads.discard(threading.get_ident())
 
-    def _is_owed(self, link: Link[_Request]) -> bool:
+    def _is_owed(self, link: Link[_Frame]) -> bool:
         """Whether an answer is overdue. A silent connection has not failed while no request is overdue."""
         with self._accumulator.lock:
             return self._link is not link or link.deadline <= time.monotonic()
 
-    def _take_replies(self, link: Link[_Request], replies: list[pb.ReplyHeader]) -> list[Batch]:
+    def _take_replies(self, link: Link[_Frame], replies: list[pb.ReplyHeader]) -> list[Batch]:
         """Lock held: handle some answers, which come in the order of the requests."""
         if self._link is not link:
             return []
@@ -595,13 +641,15 @@ class Sender:
         fault: KafkalogError | None = None
         for reply in replies:
             try:
-                request = link.request_of(reply)
+                frame = link.request_of(reply)
+                answers = _answers(frame, reply, link.connection.address)
             except KafkalogError as error:
                 fault = error
                 break
             link.answered()
-            outcomes += self._take_answer(request, reply, now)
-            touched[request.queue] = None
+            for request, answer in zip(frame, answers, strict=True):
+                outcomes += self._take_answer(request, answer, len(frame) > 1, now)
+                touched[request.queue] = None
         for queue in touched:
             self._owner.has_work(queue, now)
         if fault is not None:
@@ -609,18 +657,12 @@ class Sender:
         return self._accumulator.finish(outcomes)
 
     def _take_answer(
-        self, request: _Request, reply: pb.ReplyHeader, now: float
+        self, request: _Request, answer: pb.AppendedPartition | pb.Error, has_others: bool, now: float
     ) -> list[tuple[Batch, KafkalogError | None]]:
+        """Lock held: the outcomes of a request; an error for its whole frame may be due to others (`has_others`)."""
         queue, batches = request.queue, request.batches
-        refusal: pb.Error | None = None
-        if reply.HasField("error"):
-            refusal = reply.error
-        else:
-            answer = reply.append.partitions[0]
-            if answer.HasField("error"):
-                refusal = answer.error
         outcomes: list[tuple[Batch, KafkalogError | None]] = []
-        if refusal is None:
+        if isinstance(answer, pb.AppendedPartition) and not answer.HasField("error"):
             offset = answer.base_offset
             for batch in batches:
                 batch.base_offset = offset
@@ -628,11 +670,12 @@ class Sender:
                 outcomes.append((batch, None))
                 outcomes += queue.acked(batch)
             return outcomes
-        error = error_from_wire(refusal)
+        is_of_frame = isinstance(answer, pb.Error)
+        error = error_from_wire(answer if isinstance(answer, pb.Error) else answer.error)
         self._stale = self._stale or not isinstance(error, OutOfOrderSequence)
         if error.retriable:
             self._held_up(error, batches[0])
-        if len(batches) == 1:
+        if len(batches) == 1 and not (is_of_frame and has_others):
             outcomes += queue.refused(batches[0], error, now)
         else:
             outcomes += queue.refused_together(batches, error, now)
@@ -649,6 +692,18 @@ def _requests(queue: PartitionQueue, batches: list[Batch]) -> list[_Request]:
         contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
         requests.append(_Request(queue.topic_id, queue, group, contents))
     return requests
+
+
+def _answers(frame: _Frame, reply: pb.ReplyHeader, address: str) -> Sequence[pb.AppendedPartition | pb.Error]:
+    """What a reply says of each request of a frame. Raises ProtocolError: it leaves some out."""
+    if reply.HasField("error"):
+        return [reply.error] * len(frame)
+    answers = reply.append.partitions
+    if len(answers) != len(frame):
+        raise ProtocolError(
+            address=address, reason=f"an append to {len(frame)} partitions was answered for {len(answers)}"
+        )
+    return answers
 
 
 def _by_queue(requests: list[_Request]) -> dict[PartitionQueue, list[Batch]]:

@@ -41,6 +41,7 @@ from tests.interrupts import interrupted_at
 from tests.proxy import proxied
 from tests.reading import messages_of
 from tests.threads import NoThreads, join_all
+from tests.waiting import waited_for
 
 pytestmark = pytest.mark.timeout(120)
 PARTITIONS = 3
@@ -394,6 +395,27 @@ def test_producers_of_one_record_each_use_all_partitions(cluster: LocalCluster, 
                 else:
                     producer.send_arrow(made, pa.table({"value": [b"%d" % number]}))
     assert all(read(cluster, made, 60).values())
+
+
+def test_small_tables_linger_and_share_a_batch_and_large_ones_go_at_once(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        large = producer.send_arrow(made, pa.table({"value": [b"x" * 1000] * 100}), partition=0)
+        waited_for(large.done)
+        small = [producer.send_arrow(made, pa.table({"value": [b"%d" % each]}), partition=1) for each in range(10)]
+        assert not any(each.done() for each in small)
+        following = producer.send(made, b"10", partition=1)
+        small += [producer.send_arrow(made, pa.table({"value": [b"%d" % each]}), partition=1) for each in (11, 12)]
+        assert small[-1].result(30) == [(TopicPartition(made, 1), 12, 1)]
+        assert following.done() and all(each.done() for each in small)
+        assert [each.result(0) for each in small[:10]] == [[(TopicPartition(made, 1), each, 1)] for each in range(10)]
+        assert producer._accumulator.buffered == 0
+    assert values(read(cluster, made, 113)[1]) == [b"%d" % number for number in range(13)]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 50])
+def test_a_small_table_is_sent_by_itself(cluster: LocalCluster, made: str, linger_ms: int) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=linger_ms) as producer:
+        waited_for(producer.send_arrow(made, pa.table({"value": [b"x"]}), partition=0).done)
 
 
 def test_an_empty_table_is_delivered_at_once(cluster: LocalCluster, made: str) -> None:

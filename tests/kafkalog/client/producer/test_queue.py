@@ -672,8 +672,8 @@ def rows_of(count: int, key: bytes | None = None, timestamp_us: int = 1) -> Colu
     return columns_from_lists([b"v"] * count, timestamp_us, None if key is None else [key] * count)
 
 
-def add_table(queue: PartitionQueue, columns: Columns) -> Batch:
-    batch = Batch(queue, 0.0, TIMEOUT)
+def add_table(queue: PartitionQueue, columns: Columns, linger_until: float = 0.0) -> Batch:
+    batch = Batch(queue, linger_until, TIMEOUT)
     batch.add_rows(columns, 100)
     queue.put(batch)
     return batch
@@ -695,6 +695,19 @@ def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> 
     following = add_table(queue, rows_of(1))
     assert queue.take(0.0, 1 << 20) == [following]
     assert following.sequence == 5
+
+
+def test_a_tables_rows_that_linger_are_added_to_and_are_whole_after_an_interrupt() -> None:
+    queue = make_queue()
+    batch = add_table(queue, rows_of(2), linger_until=5.0)
+    assert queue.wake_at() == 5.0
+    assert queue.take(0.0, 1 << 20) == [], "it lingers"
+    assert queue.last_of_tables(rows_of(3), 10, 100, 10_000, TIMEOUT) is batch
+    batch.add_rows(rows_of(3), 10)
+    assert not queue.cut_open_batch(), "it has no half records"
+    queue.close_batch()
+    assert queue.take(0.0, 1 << 20) == [batch]
+    assert (batch.count, queue.open) == (5, None)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from kafkalog.errors import (
     NotLeader,
     OutcomeUnknown,
     RequestTimedOut,
+    RequestTooLarge,
     UnknownTopic,
 )
 from kafkalog.records import RecordMetadata, TopicPartition
@@ -68,13 +69,23 @@ class Connection:
             raise answer
         return [answer]
 
-    def answer(self, base_offset: int = 0, error: KafkalogError | None = None) -> None:
-        """The next request that was sent; waits for it."""
-        reply = pb.ReplyHeader(correlation_id=self.sent.get(timeout=LIMIT).correlation_id)
-        part = reply.append.partitions.add(base_offset=base_offset)
-        if error is not None:
-            part.error.CopyFrom(error_to_wire(error))
+    def answer(self, *results: int | KafkalogError) -> list[bytes]:
+        """Answer the next frame that was sent, each of its partitions with a base offset or an error; waits for it.
+        Returns its topics' ids."""
+        sent = self.sent.get(timeout=LIMIT)
+        reply = pb.ReplyHeader(correlation_id=sent.correlation_id)
+        for result in results:
+            if isinstance(result, KafkalogError):
+                reply.append.partitions.add(error=error_to_wire(result))
+            else:
+                reply.append.partitions.add(base_offset=result)
         self.answers.put(reply)
+        return [part.topic_id for part in sent.append.partitions]
+
+    def refuse(self, error: KafkalogError) -> None:
+        """Answer the next frame with an error for all of it."""
+        sent = self.sent.get(timeout=LIMIT)
+        self.answers.put(pb.ReplyHeader(correlation_id=sent.correlation_id, error=error_to_wire(error)))
 
     def fall_silent(self) -> None:
         """Let the time for an answer pass, and wait until more are waited for."""
@@ -209,7 +220,7 @@ def test_without_a_thread_to_read_acks_nothing_is_sent_until_there_is_one(
     assert part.connection.is_closed and part.connection.sent.empty()
     assert not batch.done
     machine.on = False
-    part.connection.answer(base_offset=5)
+    part.connection.answer(5)
     assert senders.outcome(batch) == 5
 
 
@@ -228,13 +239,63 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
         sender.has_work(deleted, 0.0)
         sender.has_work(other, 0.0)
     assert isinstance(senders.outcome(lost), UnknownTopic)
-    part.connection.answer(5)  # late, and of no use
-    part.connection.answer(6)
+    part.connection.answer(5, 6)  # the first late, and of no use
     assert senders.outcome(kept) == 6
     again = senders.send(sender, deleted, b"to a topic made anew")
     part.connection.answer(7)
     assert senders.outcome(again) == 7
     assert senders.accumulator.buffered == 0
+
+
+def _two_in_a_frame(senders: Senders, part: Part) -> list[Batch]:
+    sender = senders.start(part)
+    queues = [senders.queue(topic, idempotent=True) for topic in ("first", "second")]
+    with senders.accumulator.lock:
+        batches = [senders.add(queue, b"x") for queue in queues]
+        for queue in queues:
+            queue.identity = Identity(7, 0)
+            sender.has_work(queue, 0.0)
+    return batches
+
+
+def test_small_batches_of_several_partitions_go_in_one_frame_and_each_has_its_own_answer(senders: Senders) -> None:
+    part = Part()
+    first, second = _two_in_a_frame(senders, part)
+    too_large = BatchTooLarge(size=2, partition="first-0", limit=1)
+    assert part.connection.answer(too_large, 7) == [b"first".ljust(16), b"second".ljust(16)]
+    assert str(senders.outcome(first)) == str(too_large) and senders.outcome(second) == 7
+    assert senders.accumulator.buffered == 0
+
+
+def test_a_frame_that_is_refused_as_a_whole_is_sent_again_partition_by_partition(senders: Senders) -> None:
+    part = Part()
+    first, second = _two_in_a_frame(senders, part)
+    too_large = RequestTooLarge(size=2, setting="request.max.bytes", limit=1)
+    part.connection.refuse(too_large)
+    topics = part.connection.answer(5) + part.connection.answer(too_large)
+    assert sorted(topics) == [b"first".ljust(16), b"second".ljust(16)]
+    waited_for(lambda: first.done and second.done)
+    outcomes = {batch.base_offset if batch.error is None else type(batch.error) for batch in (first, second)}
+    assert outcomes == {5, RequestTooLarge}
+
+
+def test_an_answer_for_fewer_partitions_than_were_sent_ends_the_connection(senders: Senders) -> None:
+    part = Part()
+    first, second = _two_in_a_frame(senders, part)
+    waited_for(lambda: not part.connection.sent.empty())
+    before, part.connection = part.connection, Connection()
+    before.answer(5)
+    assert [part.connection.answer(3), part.connection.answer(4)] == [[b"first".ljust(16)], [b"second".ljust(16)]]
+    assert (senders.outcome(first), senders.outcome(second)) == (3, 4)
+    waited_for(lambda: before.is_closed)
+
+
+def test_what_is_not_small_goes_in_a_frame_of_its_own(senders: Senders, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part()
+    monkeypatch.setattr(module, "_FRAME_BYTES", 10)
+    batches = _two_in_a_frame(senders, part)
+    assert [part.connection.answer(3), part.connection.answer(4)] == [[b"first".ljust(16)], [b"second".ljust(16)]]
+    assert [senders.outcome(batch) for batch in batches] == [3, 4]
 
 
 def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_time(
@@ -253,7 +314,7 @@ def test_a_silent_broker_that_is_not_registered_any_more_is_given_up_before_its_
     assert part.connects == 1
     part.loss = BrokerUnreachable(address="here:1", reason="it is not registered in the cluster any more")
     waited_for(lambda: part.connects > 1)
-    part.connection.answer(base_offset=5)  # what was sent again
+    part.connection.answer(5)  # what was sent again
     assert senders.outcome(batch) == 5
 
 
@@ -324,7 +385,7 @@ def test_an_answer_that_nobody_waits_for_is_not_looked_for(senders: Senders) -> 
         sender.has_work(queue, 0.0)
         requests, *_ = sender._collect(0.0)
         sender._link = Link(connection)
-        sender._link.began(1, requests[0], LIMIT)
+        sender._link.began(1, requests, LIMIT)
         sender._quiet_since = -math.inf
         assert sender._is_quiet() and sender._look_at(0.0) < math.inf
         senders.accumulator.finish([(batch, UnknownTopic(topic="t")) for batch in queue.clear()])
@@ -421,7 +482,7 @@ def test_a_defect_of_a_sender_is_reported_also_for_what_its_lost_connection_gave
         [request] = _requests(queue, queue.take(0.0, 1 << 20))
         connection: Any = part.connection
         sender._link = Link(connection)
-        sender._link.began(1, request._replace(batches=[unknown]))
+        sender._link.began(1, [request._replace(batches=[unknown])])
         error = BatchTooLarge(size=2, partition="t-0", limit=1)
         senders.accumulator.finish(queue.refused(refused, error, 0.0))
     sender._fail_everything(InternalError(reason="a defect"))
@@ -507,7 +568,7 @@ def test_after_a_failure_metadata_is_refreshed(senders: Senders, happens: str) -
         part.on_connect = refuse_once
     batch = senders.send(sender, queue)
     if happens == "is refused":
-        part.connection.answer(error=NotLeader(broker_id=1, partition="t-0"))
+        part.connection.answer(NotLeader(broker_id=1, partition="t-0"))
     elif happens == "is lost":
         part.connection.sent.get(timeout=LIMIT)
         lost, part.connection = part.connection, Connection()
@@ -555,7 +616,7 @@ def test_what_a_sender_leaves_of_a_partition_that_has_another_leader_since_is_se
             before.connection.answers.put(GONE)
         for request in sent if happens == "refused" else []:
             before.connection.sent.put(request)
-            before.connection.answer(error=NotLeader(broker_id=1, partition="t-0"))
+            before.connection.answer(NotLeader(broker_id=1, partition="t-0"))
     for _ in range({"not encoded": 2, "handed over": 0}.get(happens, 3)):
         after.connection.answer(3)
     assert senders.outcome(last) == (3 if acks else -1)
@@ -612,13 +673,13 @@ def test_answers_of_a_connection_that_was_given_up_are_nothing_to_the_next(sende
     with senders.accumulator.lock:
         batch = senders.add(queue, b"x")
         [request] = _requests(queue, queue.take(0.0, 1 << 20))
-        before: Link[module._Request] = Link(stand_ins[0])
+        before: Link[module._Frame] = Link(stand_ins[0])
         sender._link = Link(stand_ins[1])
-        sender._link.began(1, request)
+        sender._link.began(1, [request])
         reply = pb.ReplyHeader(correlation_id=1)
         reply.append.partitions.add(base_offset=7)
         assert sender._take_replies(before, [reply]) == []
-        assert not batch.done and sender._link.in_flight == [request]
+        assert not batch.done and sender._link.in_flight == [[request]]
         sender._take_replies(sender._link, [reply])
         assert batch.base_offset == 7
 
