@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kafkalog.client.consumer.consumer import Consumer
     from kafkalog.client.producer.producer import Producer
     from kafkalog.errors import KafkalogError
-    from kafkalog.records import Message, RecordMetadata, TopicPartition
+    from kafkalog.records import Message, Messages, RecordMetadata, TopicPartition
 
     __version__: str
 
@@ -26,6 +26,7 @@ _HOMES = {
     "Consumer": "kafkalog.client.consumer.consumer",
     "KafkalogError": "kafkalog.errors",
     "Message": "kafkalog.records",
+    "Messages": "kafkalog.records",
     "Producer": "kafkalog.client.producer.producer",
     "RecordMetadata": "kafkalog.records",
     "TopicPartition": "kafkalog.records",
@@ -37,6 +38,7 @@ __all__ = [
     "Consumer",
     "KafkalogError",
     "Message",
+    "Messages",
     "Producer",
     "RecordMetadata",
     "TopicPartition",

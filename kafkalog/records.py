@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple, overload
 
 
 class TopicPartition(NamedTuple):
@@ -52,6 +53,57 @@ class Message(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
     leader_epoch: int = -1
     topic_id: bytes = b""
+
+
+MessageFields = tuple[str, int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int, bytes]
+"""A message's fields in order. Unlike a message, Python's garbage collector leaves one alone once it has looked at it:
+it looks at thousands of messages that live for a moment several times, which takes longer than to make them."""
+
+
+def as_messages(fields: Iterable[MessageFields]) -> Iterator[Message]:
+    """The message of each, made when it is asked for. No call comes between taking the fields and the message."""
+    return map(tuple.__new__, repeat(Message), fields)
+
+
+class Messages(Sequence[Message]):
+    """Messages that were consumed together. A sequence as a list is, but for changes; each message is made when it is
+    looked at, so that thousands of them cost the garbage collector nothing: `list(messages)` makes all."""
+
+    __slots__ = ("_fields",)
+    __hash__ = None  # type: ignore[assignment] # as a list's
+
+    def __init__(self, parts: Iterable[Sequence[MessageFields]] = ()) -> None:
+        self._fields = list(chain.from_iterable(parts))
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __iter__(self) -> Iterator[Message]:
+        return as_messages(self._fields)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> Messages: ...
+    def __getitem__(self, at: int | slice) -> Message | Messages:
+        if isinstance(at, slice):
+            return Messages([self._fields[at]])
+        return Message(*self._fields[at])
+
+    def __eq__(self, other: object) -> bool:
+        """With another of these, or with a list of messages."""
+        if isinstance(other, Messages):
+            return self._fields == other._fields
+        return self._fields == other if isinstance(other, list) else NotImplemented
+
+    def __add__(self, more: Iterable[Message]) -> list[Message]:
+        return [*self, *more]
+
+    def __radd__(self, before: Iterable[Message]) -> list[Message]:
+        return [*before, *self]
+
+    def __repr__(self) -> str:
+        return f"Messages({list(self)!r})"
 
 
 class RecordMetadata(NamedTuple):

@@ -32,7 +32,7 @@ from kafkalog.client.consumer import consumer as threaded
 from kafkalog.client.consumer.cursors import Cursor, Going, Hand
 from kafkalog.errors import InvalidArgument, KafkalogError
 from kafkalog.net.forks import after_fork
-from kafkalog.records import Message, TopicPartition
+from kafkalog.records import Message, MessageFields, Messages, TopicPartition, as_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Callback = Callable[["Consumer", list[TopicPartition]], Awaitable[object] | object]
 """(consumer, partitions); called on the event loop, and awaited if it is a coroutine function."""
 
-_NOTHING: Iterator[Message] = iter(())
+_NOTHING: Iterator[MessageFields] = iter(())
 _LOOK_SECONDS = 0.5
 
 
@@ -260,7 +260,7 @@ class Consumer:
     async def __anext__(self) -> Message:
         cursor = self._cursor
         if not self._earlier and cursor is not None and (cursor.lease is None or not cursor.lease.has_ended()):
-            for message in self._left:  # not by next(): see cursors.py
+            for message in as_messages(self._left):  # not by next(): see cursors.py
                 self._hand.message = message
                 return message
         found = await self._poll(None)
@@ -291,14 +291,14 @@ class Consumer:
         while True:
             cursor = self._cursor
             if cursor is not None and not cursor.has_ended():
-                for message in self._left:
+                for message in as_messages(self._left):
                     self._hand.message = message
                     return message
             if not await self._found(self._cursors.next_rows, end):
                 return None
             self._consumer._note_got(self._hand)
 
-    async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+    async def consume(self, num_messages: int = 1, timeout: float | None = None) -> Messages:
         """The next messages, up to a number; those before count as processed.
 
         If it is cancelled, or a callback raises, the messages that had come are read again. So limit the time by
@@ -323,14 +323,14 @@ class Consumer:
         self._consumer._note_asked()
         self._put_earlier_down()
         left, is_late = num_messages, self._consumer._is_late
-        taken: list[tuple[Cursor, list[Message]]] = []
+        taken: list[tuple[Cursor, list[MessageFields]]] = []
         try:
             try:
                 while True:
                     self._hand.is_unseen = True
                     if rows := list(itertools.islice(self._left, left)):
                         assert self._cursor is not None
-                        self._hand.message = rows[0]
+                        self._hand.message = Message(*rows[0])
                         taken.append((self._cursor, rows))
                         left -= len(rows)
                     if not left:
@@ -350,7 +350,7 @@ class Consumer:
             for hand in (*self._earlier, self._hand):
                 self._consumer._note_got(hand)
             # Only now: the lease may have ended while this task waited for more.
-            messages = [message for cursor, rows in taken if not is_late(cursor, rows[0]) for message in rows]
+            messages = Messages([rows for cursor, rows in taken if not is_late(cursor, rows[0])])
             for hand in (*self._earlier, self._hand):
                 hand.is_unseen = False
         except BaseException:

@@ -20,6 +20,7 @@ PUBLIC = {
     "AtTimestamp": "count from_offset index timestamp_us",
     "KafkalogError": "add_note args code fresh message retriable to_wire with_traceback",
     "Message": "count headers index key leader_epoch offset partition timestamp_us topic topic_id value",
+    "Messages": "count index",
     "RecordMetadata": "count index offset partition timestamp_us topic",
     "TopicPartition": "count index partition topic",
 }

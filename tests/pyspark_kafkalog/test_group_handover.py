@@ -203,6 +203,6 @@ def test_a_query_that_starts_where_live_consumers_have_committed_warns_once_that
 
 def _polled(consumer: Consumer) -> list[Message]:
     try:
-        return consumer.consume(1, timeout=0.1)
+        return list(consumer.consume(1, timeout=0.1))
     except GroupKindDiffers:
         return []

@@ -34,7 +34,7 @@ from kafkalog.client.groups import Writer, commit_offsets, committed_offsets, of
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
-from kafkalog.records import Message, TopicPartition
+from kafkalog.records import Message, MessageFields, Messages, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -571,7 +571,7 @@ class Consumer:
         cursor = self._next(self._cursors.next_rows, None, left, hand)
         if cursor is not None:
             self._note_got(hand)
-            self._polling, self._polling_lease = cursor.left, cursor.lease
+            self._polling, self._polling_lease = cursor.messages(), cursor.lease
         return cursor is not None
 
     def _put_polled_down(self, *hands: Hand) -> None:
@@ -584,7 +584,7 @@ class Consumer:
         self._polled, self._polling = list(hands), iter(())
         self._polled_by = threading.get_ident()
 
-    def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+    def consume(self, num_messages: int = 1, timeout: float | None = None) -> Messages:
         """The next messages, up to a number; those before count as processed. For one thread; others use `streams`.
 
         If it is interrupted, or a callback raises, the messages that had come are returned by a later call.
@@ -606,7 +606,7 @@ class Consumer:
         self._note_asked()
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
-        taken: list[tuple[Cursor, list[Message]]] = []
+        taken: list[tuple[Cursor, list[MessageFields]]] = []
         try:
             while left > 0:
                 hand = Hand()
@@ -635,7 +635,7 @@ class Consumer:
             for hand in self._polled:
                 self._note_got(hand)
             # Only now: the lease may have ended while this thread waited for more.
-            messages = [message for cursor, rows in taken if not self._is_late(cursor, rows[0]) for message in rows]
+            messages = Messages([rows for cursor, rows in taken if not self._is_late(cursor, rows[0])])
             lease = taken[-1][0].lease if taken else None
             for hand in self._polled:
                 hand.is_unseen = False
@@ -647,13 +647,13 @@ class Consumer:
         except BaseException:
             self._cursors.give_back(self._polled)
             raise
-        return []
+        return Messages()
 
-    def _is_late(self, cursor: Cursor, message: Message) -> bool:
+    def _is_late(self, cursor: Cursor, row: MessageFields) -> bool:
         """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
         if not cursor.has_ended():
             return False
-        self._cursors.take_back(cursor, message)
+        self._cursors.take_back(cursor, row)
         return True
 
     def _messages(self, part: Part, max_messages: int | None, timeout: float | None, hand: Hand) -> Iterator[Message]:
@@ -669,11 +669,11 @@ class Consumer:
                     self._note_got(hand)
                     lease = cursor.lease
                     if lease is None:
-                        for message in cursor.left:
+                        for message in cursor.messages():
                             hand.message = message
                             yield message
                     elif not lease.has_ended():
-                        for message in cursor.left:
+                        for message in cursor.messages():
                             hand.message = message
                             yield message
                             if now() >= lease.end:  # here: see cursors.py
@@ -692,7 +692,7 @@ class Consumer:
                     continue
                 # A seek may end the rows early, and another iterator may take some: count those returned here. The
                 # range is asked first: when it ends, no message is taken that nobody gets.
-                for after, message in zip(range(left - 1, -1, -1), cursor.left, strict=False):
+                for after, message in zip(range(left - 1, -1, -1), cursor.messages(), strict=False):
                     hand.message = message
                     left = after
                     yield message

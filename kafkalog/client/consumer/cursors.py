@@ -18,12 +18,13 @@ from enum import Flag, auto
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafkalog.client.consumer.decode import ArrowBuilder, Decoded, messages
+from kafkalog.client.consumer.decode import ArrowBuilder, Decoded
+from kafkalog.client.consumer.decode import rows as rows_of
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
 from kafkalog.errors import CorruptBatch, InvalidArgument
 from kafkalog.events import get_logger
-from kafkalog.records import Message, TopicPartition
+from kafkalog.records import Message, MessageFields, TopicPartition, as_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +141,8 @@ class Cursor:
 
     Attributes:
         offset: the next to hand out, if there are no `rows`.
-        rows: messages being handed out; `left` are those not handed out yet; `batches` are what they were made from.
+        rows: the fields of messages being handed out; `left` are those not handed out yet; `batches` are what they were
+            made from.
         end_offset: the next offset after `rows`.
         hands: those of the iterators that have a record of it in hand.
         was_taken: whether records of it were handed out, or it was sought.
@@ -173,8 +175,8 @@ class Cursor:
         self.lease = lease
         self.builder = ArrowBuilder(source.topic_partition)
         self.offset = self.end_offset = source.reader.offset
-        self.rows: list[Message] = []
-        self.left: Iterator[Message] = iter(self.rows)
+        self.rows: list[MessageFields] = []
+        self.left: Iterator[MessageFields] = iter(self.rows)
         self.batches: Sequence[FetchedBatch] = ()
         self.hands: set[Hand] = set()
         self.was_taken = False
@@ -182,6 +184,10 @@ class Cursor:
         self.named: Named | None = None
         self.resume: int | None = None
         self.is_sought = False
+
+    def messages(self) -> Iterator[Message]:
+        """Those that are left, each taken out of `left` when it is asked for."""
+        return as_messages(self.left)
 
     def has_ended(self) -> bool:
         """Whether its lease has."""
@@ -198,7 +204,7 @@ class Cursor:
                 self.offset, source.reset_to, self.named = at, None, None
             return self.offset
         left = self.left.__length_hint__()  # type: ignore[attr-defined]
-        return self.rows[-left].offset if left else self.end_offset
+        return _offset(self.rows[-left]) if left else self.end_offset
 
     def position(self) -> int:
         """The offset before which every record is processed."""
@@ -235,7 +241,7 @@ class Cursor:
             self.resume = self.next_offset()
             if self.rows:
                 left = list(self.left)  # in one step: a running iterator gets none of these
-                self.resume = left[0].offset if left else self.end_offset
+                self.resume = _offset(left[0]) if left else self.end_offset
         return self.resume
 
     def settle(self) -> None:
@@ -246,7 +252,7 @@ class Cursor:
             if not rows:
                 self.offset = self.end_offset
             else:
-                self.offset = at = rows[0].offset
+                self.offset = at = _offset(rows[0])
                 left = [batch for batch in self.batches if batch.header.end_offset > at]
                 arrived = self.source.arrived
                 if arrived and arrived[0].data is left[-1].data:
@@ -307,6 +313,10 @@ class Cursor:
         self.rows = []
         self.left = iter(self.rows)
         self.batches = ()
+
+
+def _offset(row: MessageFields) -> int:
+    return row[2]
 
 
 class Called(Exception):
@@ -565,11 +575,11 @@ class Cursors:
                         return cursor
         return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(self._take_rows, hand))
 
-    def take_back(self, cursor: Cursor, message: Message) -> None:
+    def take_back(self, cursor: Cursor, row: MessageFields) -> None:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
         with self.fetcher.lock:
             if self._by_source.get(cursor.source) is cursor:
-                cursor.resume = min(cursor.cut(), message.offset)
+                cursor.resume = min(cursor.cut(), _offset(row))
                 cursor.restart()
 
     def give_back(self, hands: Collection[Hand]) -> None:
@@ -617,9 +627,9 @@ class Cursors:
         is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * _ROWS_AT_ONCE
         if is_part:
             end_offset = batches[0].start_offset + _ROWS_AT_ONCE
-        rows: list[Message] = []
+        rows: list[MessageFields] = []
         for decoded in self._decoded(source, batches, end_offset):
-            rows += messages(source.topic_partition, source.reader.topic_id, decoded)
+            rows += rows_of(source.topic_partition, source.reader.topic_id, decoded)
         if is_part:
             source.put_back([batches[0]._replace(start_offset=end_offset)])
         end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)

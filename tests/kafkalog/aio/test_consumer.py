@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -61,7 +61,7 @@ def fill(cluster: LocalCluster, topic: str, numbers: range, partitions: int = 2,
                 producer.send(topic, b"%d" % number, partition=partition)
 
 
-def check(messages: list[Message], filled: list[TopicPartition], count: int) -> None:
+def check(messages: Sequence[Message], filled: list[TopicPartition], count: int) -> None:
     """They are all records of some partitions, each once, and in order for each partition."""
     found = defaultdict(list)
     for message in messages:
@@ -273,7 +273,7 @@ async def following(consumer: aio.Consumer) -> list[Message]:
 
 
 async def consume(consumer: aio.Consumer) -> list[Message]:
-    return await consumer.consume(20)
+    return list(await consumer.consume(20))
 
 
 @pytest.mark.parametrize("ask", [poll, following, consume])

@@ -160,7 +160,7 @@ def test_nothing_is_handed_out_once_a_signal_handler_has_closed_it_amid_the_taki
     consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign({filled: 0})
-    amid(monkeypatch, cursors_module, "messages", consumer.close)
+    amid(monkeypatch, cursors_module, "rows_of", consumer.close)
     assert list(consumer.messages(timeout=30)) == []
 
 
@@ -1235,11 +1235,11 @@ def test_partitions_of_a_stream_that_nobody_reads_go_to_the_others(
 
 def test_what_the_thread_of_a_stream_has_committed_as_it_ended_is_not_read_again() -> None:
     cursor = Cursor(Source(TopicPartition("t", 0), b"", 5))
-    cursor.rows = [Message("t", 0, at, 0, None, b"") for at in range(5, 8)]
+    cursor.rows = [("t", 0, at, 0, None, b"", (), 0, b"") for at in range(5, 8)]
     cursor.left, cursor.end_offset = iter(cursor.rows), 8
     hand = Hand()
     hand.take_from(cursor, 5)
-    hand.message = next(cursor.left)
+    hand.message = next(cursor.messages())
     hand.give_up()
     assert cursor.position() == 5
     cursor.named = Named(6, 5)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from kafkalog.client.consumer.decode import ARROW_SCHEMA, ArrowBuilder, Decoded, binary_values, messages
+from kafkalog.client.consumer.decode import ARROW_SCHEMA, ArrowBuilder, Decoded, binary_values, rows
 from kafkalog.format.columns import Columns, Headers, columns_from_lists, decode_columns
-from kafkalog.records import Message, TopicPartition
+from kafkalog.records import Message, TopicPartition, as_messages
 from tests.kafkalog.client.consumer.batches import stamped, with_offsets
 from tests.whole_batch import check_batch
 
@@ -20,6 +20,10 @@ KEYS = [b"k0", None, b"k2", b""]
 VALUES = [None, b"v1", b"", b"v3"]
 TIMES = [30, 10, 20, 40]
 HEADERS: list[Headers | None] = [None, [("h", b"1"), ("h", None)], [], [("i", b"")]]
+
+
+def messages(partition: TopicPartition, topic_id: bytes, piece: Decoded) -> list[Message]:
+    return list(as_messages(rows(partition, topic_id, piece)))
 
 
 def decoded(columns: Columns, first: int, *, skipped: int = 0, count: int | None = None) -> Decoded:

@@ -1,0 +1,61 @@
+"""Messages that were consumed together, as a list of them."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from kafkalog import Message, Messages
+from kafkalog.records import MessageFields
+
+FIELDS: list[MessageFields] = [("t", 1, at, 5, None, b"%d" % at, (), 3, b"i" * 16) for at in range(5)]
+MADE = [Message(*fields) for fields in FIELDS]
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return Messages([FIELDS[:2], [], FIELDS[2:]])
+
+
+def test_they_are_what_a_list_of_them_is(messages: Messages) -> None:
+    assert list(messages) == MADE
+    assert messages == MADE and messages == Messages([FIELDS])
+    assert messages != MADE[:4] and messages != Messages([FIELDS[:4]])
+    assert len(messages) == 5 and messages
+    assert list(reversed(messages)) == MADE[::-1]
+    assert MADE[3] in messages and MADE[3]._replace(offset=9) not in messages
+    assert messages.index(MADE[2]) == 2
+    assert repr(messages) == f"Messages({MADE!r})"
+
+
+def test_each_is_a_message(messages: Messages) -> None:
+    assert {type(message) for message in messages} == {type(messages[0])} == {Message}
+    assert [messages[0], messages[-1]] == [MADE[0], MADE[-1]]
+    with pytest.raises(IndexError):
+        messages[5]
+
+
+def test_a_slice_of_them_is_one_of_them(messages: Messages) -> None:
+    assert isinstance(messages[1:3], Messages)
+    assert messages[1:3] == MADE[1:3]
+    assert messages[::2] == MADE[::2]
+
+
+def test_with_a_list_they_make_a_list(messages: Messages) -> None:
+    assert messages + MADE == MADE + messages == messages + messages == MADE * 2
+    assert [*messages, *MADE] == MADE * 2
+
+
+def test_none_is_false_and_equals_the_empty_list() -> None:
+    assert not Messages()
+    assert Messages() == []
+    assert list(Messages()) == []
+
+
+def test_the_garbage_collector_leaves_them_alone() -> None:
+    """It would look at each several times, which takes longer than to make it."""
+    messages = Messages([[("t", 1, at, 5, b"k", b"v", (("h", b"x"),), 3, b"i" * 16) for at in range(100)]])
+    gc.collect()
+    gc.collect()
+    assert not any(gc.is_tracked(fields) for fields in messages._fields)
