@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -148,19 +148,20 @@ def _keyed(
 ) -> Iterator[dict[str, object]]:
     """Rows a second by key into many partitions; both sides' defaults but for acks=1, and linger of `tuned`."""
     topic, partitions = f"{TOPIC}-keyed", MANY_PARTITIONS if scale >= 0.1 else 50
-    counts = {"send_arrow": max(20_000, int(2_000_000 * scale)), "one": max(10_000, int(300_000 * scale))}
+    in_tables, one_by_one = max(100_000, int(2_000_000 * scale)), max(10_000, int(300_000 * scale))
     admin.create_topic(topic, partitions=partitions)
     for made in kafka_admin.create_topics([NewTopic(topic, partitions, 1)]).values():
         made.result()
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     keys = [[str(number * 7919 % KEYS).encode() for number in range(at, at + BATCH)] for at in range(0, KEYS, BATCH)]
-    tables = [pa.record_batch([pa.array(some, pa.binary()), pa.array(values)], names=["key", "value"]) for some in keys]
+    small = [pa.record_batch([pa.array(some, pa.binary()), pa.array(values)], names=["key", "value"]) for some in keys]
+    large = [pa.Table.from_batches(small).combine_chunks().to_batches()[0]]
 
-    def arrow() -> float:
+    def arrow(tables: Sequence[pa.RecordBatch]) -> float:
         with Producer(cluster.bootstrap_servers, acks=1) as producer:
 
             def send() -> None:
-                for number in range(counts["send_arrow"] // BATCH):
+                for number in range(in_tables // tables[0].num_rows):
                     producer.send_arrow(topic, tables[number % len(tables)])
                 producer.flush()
 
@@ -170,7 +171,7 @@ def _keyed(
         with Producer(cluster.bootstrap_servers, acks=1) as producer:
 
             def send() -> None:
-                for number in range(counts["one"] // BATCH):
+                for number in range(one_by_one // BATCH):
                     for key, value in zip(keys[number % len(keys)], values, strict=True):
                         producer.send(topic, value, key)
                 producer.flush()
@@ -181,7 +182,7 @@ def _keyed(
         producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": 1, **settings})
 
         def send() -> None:
-            for number in range(counts["one"] // BATCH):
+            for number in range(one_by_one // BATCH):
                 for key, value in zip(keys[number % len(keys)], values, strict=True):
                     producer.produce(topic, value, key)
                 producer.poll(0)
@@ -189,10 +190,11 @@ def _keyed(
 
         return seconds(send)
 
-    room = {"queue.buffering.max.messages": counts["one"] + 1}
+    room = {"queue.buffering.max.messages": one_by_one + 1}
     taken = by_turns(
         {
-            "send_arrow": arrow,
+            f"send_arrow, tables of {KEYS:,}": lambda: arrow(large),
+            f"send_arrow, tables of {BATCH:,}": lambda: arrow(small),
             "send": ours,
             "confluent-kafka": lambda: of_confluent(room),
             "confluent-kafka tuned": lambda: of_confluent({**room, "linger.ms": 100, "batch.size": 1_000_000}),
@@ -200,7 +202,7 @@ def _keyed(
         scale,
     )
     for name, times in taken.items():
-        records = counts.get(name, counts["one"])
+        records = in_tables if name.startswith("send_arrow") else one_by_one
         each = [records / each for each in times]
         yield figure(f"by key, {name}", "records/s", each, records=records, partitions=partitions, **_FACTS)
 

@@ -179,7 +179,21 @@ GOALS: tuple[Goal, ...] = (
         for each in (50, 99)
     ),
     Goal("send_arrow, over librdkafka's best", "paper/produce, kafkalog, send_arrow", _ALL_OF_RDKAFKA, 6.0),
-    Goal("send_arrow by key into 1,000 partitions, rows/s", "confluent/by key, send_arrow", (), 1e6),
+    Goal(
+        "send_arrow, deleted, over librdkafka's best",
+        "paper/produce, deleted, kafkalog, send_arrow",
+        tuple(name.replace("produce, ", "produce, deleted, ") for name in _ALL_OF_RDKAFKA),
+        6.0,
+    ),
+    *(
+        Goal(
+            f"send_arrow by key into 1,000 partitions, tables of {rows:,}, rows/s",
+            f"confluent/by key, send_arrow, tables of {rows:,}",
+            (),
+            1e6,
+        )
+        for rows in (100_000, 10_000)
+    ),
     Goal(
         "messages, over librdkafka's consume(10000), tuned",
         "confluent/consume(10000), kafkalog",
