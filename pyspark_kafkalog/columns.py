@@ -20,7 +20,16 @@ import pyarrow.compute as pc
 from kafkalog.errors import InvalidArgument
 from kafkalog.events import get_logger
 from kafkalog.format.batch import BatchHeader
-from kafkalog.format.columns import BINARY, HAS_HEADERS, HAS_KEY, HAS_OFFSET, HEADERS, integer_array, timestamps
+from kafkalog.format.columns import (
+    BINARY,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_OFFSET,
+    HEADERS,
+    binary_array,
+    integer_array,
+    timestamps,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -125,11 +134,11 @@ class Rows:
         self._schema = schema
         self._names = schema.names
         self._constants = {
-            "topic": pa.scalar(topic, pa.string()),
-            "partition": pa.scalar(partition, pa.int32()),
-            "timestampType": pa.scalar(CREATE_TIME, pa.int32()),
-            "key": pa.scalar(None, BINARY),
-            "headers": pa.scalar(None, HEADERS),
+            "topic": binary_array(pa.string(), [topic.encode()])[0],
+            "partition": integer_array(pa.int32(), np.array([partition], np.int32))[0],
+            "timestampType": integer_array(pa.int32(), np.array([CREATE_TIME], np.int32))[0],
+            "key": pa.nulls(1, BINARY)[0],
+            "headers": pa.nulls(1, HEADERS)[0],
         }
         self._repeated: dict[str, pa.Array] = {}
 
@@ -196,7 +205,7 @@ class Rows:
         headers = self._optional("headers", HAS_HEADERS, pieces, rows)
         empty = pc.equal(pc.list_value_length(headers), 0)
         if pc.any(empty).as_py():  # a record without headers has NULL, as from the Kafka source
-            headers = pc.if_else(empty, pa.scalar(None, HEADERS), headers)
+            headers = pc.if_else(empty, pa.nulls(1, HEADERS)[0], headers)
         return headers.cast(self._schema.field("headers").type)  # the list's child has another name: no copy
 
 

@@ -86,8 +86,10 @@ def _written(writer: StreamWriter, batches: Iterator[pa.RecordBatch]) -> Iterato
     """In a task: its rows are written, and its message is its only row. Spark hands on the rows of one attempt."""
     import pyarrow as pa
 
+    from kafkalog.format.columns import binary_array
+
     message = pickle.dumps(writer.write(batches))
-    yield pa.RecordBatch.from_pydict({"message": pa.array([message], pa.binary())})
+    yield pa.RecordBatch.from_arrays([binary_array(pa.binary(), [message])], names=["message"])
 
 
 def _commit(writer: StreamWriter, rows: DataFrame, batch_id: int) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import struct
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyspark
 import pytest
 
+from broker.local import LocalCluster
+from kafkalog import Admin
 from tests.waiting import waited_for
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, PYSPARKS = "pyspark_kafkalog.daemon", "pyspark.daemon"
 END_OF_STREAM = -4
+ARCHIVES = sorted(Path(pyspark.__file__).parent.glob("python/lib/*.zip"))
 
 
 @pytest.fixture
@@ -84,3 +90,75 @@ def test_a_worker_that_has_looked_for_data_sources_ends_without_a_word(folder: s
                 answer.read(number())
             assert number() == END_OF_STREAM
         assert printed() == ""
+
+
+def in_a_process_of_its_own(code: str, *arguments: str) -> str:
+    """What it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *map(str, ARCHIVES)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_the_daemon_has_imported_works_in_a_fork_and_costs_it_no_look_at_archives() -> None:
+    assert ARCHIVES, "Spark puts its own archives on the path of a worker"
+    in_a_process_of_its_own(
+        """
+        import importlib, os, sys, zipimport
+        from pyspark_kafkalog.daemon import AHEAD, import_ahead
+
+        import_ahead()
+        assert set(AHEAD) <= set(sys.modules)
+        read = []
+        zipimport._read_directory = read.append
+        pid = os.fork()
+        if pid == 0:
+            importlib.invalidate_caches()  # as PySpark has each new worker do
+            assert not read
+            import numpy as np
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            assert pc.sum(pc.cast(pa.nulls(3, pa.int64()).fill_null(2), pa.int32())).as_py() == 6
+            assert (np.ones((200, 200)) @ np.ones((200, 200)))[0, 0] == 200
+            import grpc
+
+            grpc.insecure_channel("127.0.0.1:1").close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+
+
+def test_a_task_imports_no_pandas(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    """It takes 0.4 s in each new worker."""
+    assert importlib.util.find_spec("pandas") is not None
+    admin.create_topic(topic, partitions=3)
+    read = in_a_process_of_its_own(
+        """
+        import sys
+        import pyarrow as pa
+        from kafkalog.format.columns import binary_array
+        from pyspark.sql.types import *
+        from pyspark_kafkalog.sink import BatchWriter
+        from pyspark_kafkalog.source import BatchReader
+
+        servers, topic = {"kafkalog.bootstrap.servers": sys.argv[1]}, sys.argv[2]
+        numbers = binary_array(pa.binary(), [b"%d" % each for each in range(100)])
+        rows = pa.RecordBatch.from_arrays([numbers, numbers], names=["key", "value"])
+        fields = [("key", BinaryType()), ("value", BinaryType())]
+        written = StructType([StructField(name, kind) for name, kind in fields])
+        sink = BatchWriter(written, {**servers, "topic": topic, "delivery": "at-least-once"}, overwrite=False)
+        sink.write(iter([rows]))
+        fields += [("topic", StringType()), ("partition", IntegerType()), ("offset", LongType())]
+        fields += [("timestamp", TimestampType()), ("timestampType", IntegerType())]
+        schema = StructType([StructField(name, kind) for name, kind in fields])
+        source = BatchReader(schema, {**servers, "subscribe": topic})
+        print(sum(batch.num_rows for split in source.partitions() for batch in source.read(split)))
+        assert "pandas" not in sys.modules
+        """,
+        cluster.bootstrap_servers,
+        topic,
+    )
+    assert read == "100\n"

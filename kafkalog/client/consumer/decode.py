@@ -22,6 +22,8 @@ from kafkalog.format.columns import (
     HAS_TIMES,
     HEADERS,
     TIMESTAMP,
+    binary_array,
+    integer_array,
     integers,
     timestamp_list,
     timestamps,
@@ -114,10 +116,11 @@ class ArrowBuilder:
     def _provide(self, rows: int) -> None:
         if rows > self._rows:
             rows = max(rows, 2 * self._rows)
-            zeros = pa.array(np.zeros(rows, np.int32))
+            zeros = integer_array(pa.int32(), np.zeros(rows, np.int32))
+            topic = binary_array(pa.string(), [self._partition.topic.encode()])
             self._constants = {
-                "topic": pa.DictionaryArray.from_arrays(zeros, pa.array([self._partition.topic])),
-                "partition": pa.array(np.full(rows, self._partition.partition, np.int32)),
+                "topic": pa.DictionaryArray.from_arrays(zeros, topic),
+                "partition": integer_array(pa.int32(), np.full(rows, self._partition.partition, np.int32)),
                 "key": pa.nulls(rows, BINARY),
                 "headers": pa.nulls(rows, HEADERS),
             }
@@ -144,12 +147,12 @@ def _offsets(pieces: Sequence[Decoded], rows: int) -> pa.Array:
     first, last = pieces[0].first_offset, pieces[-1]
     has_gap = last.first_offset + last.columns.num_rows - first != rows
     if not has_gap and not last.header.attributes & HAS_OFFSET:  # has_gap does not see a gap in the last batch
-        return pa.array(np.arange(first, first + rows))
+        return integer_array(pa.int64(), np.arange(first, first + rows))
     return _joined(
         [
             piece.columns.column("offset")
             if piece.header.attributes & HAS_OFFSET
-            else pa.array(np.arange(piece.first_offset, piece.first_offset + piece.columns.num_rows))
+            else integer_array(pa.int64(), np.arange(piece.first_offset, piece.first_offset + piece.columns.num_rows))
             for piece in pieces
         ]
     )

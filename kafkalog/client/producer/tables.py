@@ -29,6 +29,7 @@ from kafkalog.format.columns import (
     Columns,
     columns_from_arrays,
     encode_columns,
+    integer_array,
 )
 
 COLUMNS = ("value", "key", "headers", "timestamp", "partition")
@@ -86,7 +87,7 @@ def chunks(
     _check_names(batch.schema.names)
     found = {name: _typed(name, batch.column(name)) for name in batch.schema.names}
     if "timestamp" in found and found["timestamp"].null_count:
-        now = pa.scalar(now_us, pa.int64()).cast(TIMESTAMP)
+        now = integer_array(TIMESTAMP, np.array([now_us], np.int64))[0]
         found["timestamp"] = pc.fill_null(found["timestamp"], now)
     result: list[Chunk] = []
     limit = message_bytes_max - BATCH_OVERHEAD
@@ -201,7 +202,7 @@ def _sorted_runs(
         numbers = numbers.astype(np.uint16)  # sorted in a twentieth of the time
     order = np.argsort(numbers, kind="stable")
     in_order = numbers[order]
-    rows = pa.RecordBatch.from_pydict(found).take(pa.array(order))
+    rows = pa.RecordBatch.from_arrays(list(found.values()), names=list(found)).take(integer_array(pa.int64(), order))
     first_rows = np.concatenate(([0], np.flatnonzero(np.diff(in_order)) + 1))
     bounds = np.append(first_rows, len(in_order))
     alike = _alike(rows)
