@@ -26,26 +26,42 @@ _BARS = {
 
 
 def draw(lines: Iterable[Line] | None = None, folder: Path = RESULTS.parent) -> list[Path]:
-    """Draw all plots. Returns their files."""
-    found = list(kept() if lines is None else lines)
+    """Draw the plots of what was measured. Returns their files; those of what is not there any more are removed."""
     matplotlib.rcParams["svg.hashsalt"] = "kafkalog"  # the same figures make the same file
     matplotlib.rcParams["svg.fonttype"] = "none"
-    figures = {"goals": goals(found)}
+    drawn = figures(kept() if lines is None else lines)
+    for name in PLOTS:
+        if name in drawn:
+            drawn[name].savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+        else:
+            (folder / f"{name}.svg").unlink(missing_ok=True)
+    return [folder / f"{name}.svg" for name in drawn]
+
+
+def figures(lines: Iterable[Line]) -> dict[str, Figure]:
+    """The plots by name (`PLOTS`), of what was measured."""
+    found = list(lines)
+    drawn: dict[str, Figure] = {}
+    if any(each.value is not None for each in reached(by_name(found))):
+        drawn["goals"] = goals(found)
     for name, (benchmark, start) in _BARS.items():
-        figures[name] = bars(found, benchmark, start, PLOTS[name])
-    figures["scale"] = scale(found)
-    files = []
-    for name, figure in figures.items():
-        files.append(folder / f"{name}.svg")
-        figure.savefig(files[-1], metadata={"Date": None}, bbox_inches="tight")
-    return files
+        if _of(found, benchmark, start):
+            drawn[name] = bars(found, benchmark, start, PLOTS[name])
+    if _of(found, "scale", ""):
+        drawn["scale"] = scale(found)
+    return drawn
+
+
+def _of(lines: Iterable[Line], benchmark: str, start: str) -> list[Line]:
+    """The figures of a benchmark whose names begin so."""
+    return [
+        line for line in lines if line["benchmark"] == benchmark and "value" in line and line["name"].startswith(start)
+    ]
 
 
 def bars(lines: Iterable[Line], benchmark: str, start: str, title: str) -> Figure:
     """A bar a figure, and the range of its rounds."""
-    found = [
-        line for line in lines if line["benchmark"] == benchmark and "value" in line and line["name"].startswith(start)
-    ]
+    found = _of(lines, benchmark, start)
     figure = Figure(figsize=(9, 0.5 + 0.27 * max(1, len(found))))
     axes = figure.add_subplot()
     values = [line["value"] for line in found]
