@@ -102,6 +102,9 @@ class Messages(Sequence[Message]):
     def __radd__(self, before: Iterable[Message]) -> list[Message]:
         return [*before, *self]
 
+    def __reduce__(self) -> tuple[type[Messages], tuple[list[list[MessageFields]]]]:
+        return Messages, ([self._fields],)
+
     def __repr__(self) -> str:
         return f"Messages({list(self)!r})"
 

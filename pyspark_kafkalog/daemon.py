@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from contextlib import suppress
 from zipimport import zipimporter
@@ -35,19 +36,33 @@ AHEAD = (
 
 def import_ahead() -> None:
     """Import what tasks need, and set it aside: the workers share its memory, and their garbage collector leaves it
-    alone. What cannot be imported is a task's error, if it needs it.
+    alone. What cannot be imported, for whatever reason, is a task's error, if it needs it; what is printed meanwhile
+    goes to stderr, because stdout is where Spark reads the daemon's port.
 
     Finders of zip files are forgotten: PySpark has each worker refresh all finders, and these read all of PySpark's
     own archive again, five times, in 0.2 s. They are made again when something is imported that is not found before.
     """
+    stdout = os.dup(1)
+    os.dup2(2, 1)
     for name in AHEAD:
-        with suppress(ImportError):
+        with suppress(Exception):
             importlib.import_module(name)
+    sys.stdout.flush()
+    os.dup2(stdout, 1)
+    os.close(stdout)
+    os.register_at_fork(after_in_child=_draw_others)
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
     gc.collect()
     gc.freeze()
+
+
+def _draw_others() -> None:
+    """In a worker: random numbers of its own, should numpy's global generator exist before the fork."""
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:
+        numbers.seed()
 
 
 if __name__ == "__main__":

@@ -302,17 +302,28 @@ def _defect(error: Exception, partition: str) -> InternalError:
     return InternalError.of(error)
 
 
+def _late(
+    result: tuple[int, int, int] | KafkalogError, ack: Ack, timeout_ms: int
+) -> tuple[int, int, int] | KafkalogError:
+    """A partition's result when the time is up. Those behind the first whose ack is late were not looked at."""
+    try:
+        if ack.is_kept():
+            return result
+    except KafkalogError as error:
+        return _kept(error)
+    what, address = f"the fdatasync of {ack.partition.label}", "the broker's disk"
+    if ack.needs_replicas:
+        what, address = f"the in-sync replicas' copy of {ack.partition.label}", "the other brokers"
+    return RequestTimedOut(what=what, address=address, timeout_ms=timeout_ms)
+
+
 def ack_reply(call: Call) -> pb.AppendReply:
-    """The answer to a call that `is_acked`, or whose time is up: partitions still waited for then get
+    """The answer to a call that `is_acked`, or whose time is up: partitions whose ack's promise is not kept then get
     RequestTimedOut."""
     reply = pb.AppendReply()
     for index, result in enumerate(call.results):
         if call.waits_for and index in call.waits_for:
-            ack = call.waits_for[index]
-            what, address = f"the fdatasync of {ack.partition.label}", "the broker's disk"
-            if ack.needs_replicas:
-                what, address = f"the in-sync replicas' copy of {ack.partition.label}", "the other brokers"
-            result = RequestTimedOut(what=what, address=address, timeout_ms=call.timeout_ms)
+            result = _late(result, call.waits_for[index], call.timeout_ms)
         added = reply.partitions.add()
         if isinstance(result, KafkalogError):
             added.error.CopyFrom(error_to_wire(result))

@@ -25,7 +25,8 @@ def planned_batch(options: SourceOptions) -> list[list[PlannedRange]]:
     splits = split_late_bound(
         ranges, lambda: _numbers(lookup, ranges), options.min_partitions, options.max_records_per_partition
     )
-    if len(splits) > (options.max_input_partitions or len(splits)) or options.min_records_per_partition is not None:
+    fewest = 1 if options.min_records_per_partition is not None else options.max_input_partitions
+    if fewest is not None and len(splits) > max(fewest, options.min_partitions or 1):
         splits = _packed(lookup, splits)
     whole = set(ranges)
     leaders = {partition: lookup.leader(partition, topic_id) for partition, topic_id in topic_ids.items()}

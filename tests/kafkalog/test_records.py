@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import pytest
 
@@ -45,6 +47,13 @@ def test_a_slice_of_them_is_one_of_them(messages: Messages) -> None:
 def test_with_a_list_they_make_a_list(messages: Messages) -> None:
     assert messages + MADE == MADE + messages == messages + messages == MADE * 2
     assert [*messages, *MADE] == MADE * 2
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_they_can_be_pickled_and_copied(messages: Messages, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(messages, protocol))
+    assert type(again) is Messages and again == messages
+    assert copy.deepcopy(messages) == copy.copy(messages) == messages
 
 
 def test_none_is_false_and_equals_the_empty_list() -> None:

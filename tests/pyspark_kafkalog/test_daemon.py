@@ -162,3 +162,40 @@ def test_a_task_imports_no_pandas(cluster: LocalCluster, admin: Admin, topic: st
         topic,
     )
     assert read == "100\n"
+
+
+def test_what_cannot_be_imported_or_prints_does_not_end_the_daemon(tmp_path: Path) -> None:
+    """Its stdout is where Spark reads its port, and a daemon that ends takes all tasks in Python with it."""
+    (tmp_path / "pyarrow.py").write_text("print('loud')\nraise AttributeError('of another version')")
+    said = in_a_process_of_its_own(
+        """
+        import random, sys
+
+        sys.path.insert(0, sys.argv[1])
+        from pyspark_kafkalog.daemon import import_ahead
+
+        import_ahead()
+        print("port")
+        """,
+        str(tmp_path),
+    )
+    assert said == "port\n"
+
+
+def test_workers_draw_different_random_numbers() -> None:
+    said = in_a_process_of_its_own(
+        """
+        import os
+        import numpy.random
+        from pyspark_kafkalog.daemon import import_ahead
+
+        import_ahead()
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                os.write(1, b"%d\\n" % numpy.random.randint(1 << 60))
+                os._exit(0)
+            os.waitpid(pid, 0)
+        """
+    )
+    assert len(set(said.split())) == 2

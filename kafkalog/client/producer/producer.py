@@ -394,6 +394,7 @@ class Producer:
         """Lock held: put chunks of tables into their queues, waiting for room."""
         runs = []
         rows_max, bytes_max = self._settings.batch_records, min(self._settings.batch_size, route.batch_size_max)
+        lingers_below = min(_LINGERS_BELOW, bytes_max)
         for chunk in chunks:
             columns, size = chunk.columns, chunk.size
             charge = size + TABLE_COST
@@ -407,11 +408,11 @@ class Producer:
                 index = batch.count
                 batch.charged += charge
                 batch.add_rows(columns, size)
-                if queue.open is batch and batch.size >= _LINGERS_BELOW:
+                if queue.open is batch and (batch.size >= lingers_below or batch.count >= rows_max):
                     self._hurry(queue)
             else:
                 index = 0
-                lingers = self._linger > 0 and size < _LINGERS_BELOW
+                lingers = self._linger > 0 and size < lingers_below and columns.batch.num_rows < rows_max
                 batch = Batch(queue, time.monotonic() + self._linger if lingers else 0.0, deadline)
                 batch.charged = charge
                 batch.add_rows(columns, size)

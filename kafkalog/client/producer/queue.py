@@ -402,11 +402,13 @@ class PartitionQueue:
             failed.append((batch, self._unknown() if batch.lost else error))  # it may have come through before
         return failed + self._settled()
 
-    def refused_together(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:
+    def refused_together(
+        self, batches: Sequence[Batch], error: KafkalogError, now: float, *, maybe_written: bool = True
+    ) -> Failed:
         """The broker answered batches with one error, which may concern any of them: each is sent again alone."""
         landed = [batch for batch in batches if self._landed(batch)]
         for batch in landed:
-            batch.maybe_written = True
+            batch.maybe_written = batch.maybe_written or maybe_written
         return self._to_be_sent_again(landed, error, now)
 
     def lost(self, batches: Sequence[Batch], error: KafkalogError, now: float) -> Failed:

@@ -32,6 +32,7 @@ from kafkalog.errors import (
     OutOfThreads,
     ProtocolError,
     RequestTimedOut,
+    RequestTooLarge,
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import NO_PRODUCER, EncodedBatch, encode_batch
@@ -102,11 +103,11 @@ class _Framing:
         body: all of these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self.requests: _Frame = []
         self.lengths: list[int] = []
         self.body: list[bytes | memoryview] = []
-        self._left = _FRAME_BYTES
+        self._left = bytes_max
 
     def has_room(self, request: _Request, encoded: list[EncodedBatch]) -> bool:
         """Whether a request may be added. One that is sent again has a frame alone: its answer is to give its own
@@ -155,6 +156,8 @@ class Sender:
         self._acks = acks
         self._codec = codec
         self._request_bytes = request_bytes
+        # A frame that is refused is answered, but under acks=0 by the end of the connection: there it is a partition's.
+        self._frame_bytes = min(_FRAME_BYTES, request_bytes) if acks else 0
         self._request_timeout = cluster.settings.request_timeout_ms / 1000
         # The sending thread's own, reused: building a header anew for each request takes 3 us, setting its fields 0.8.
         self._header = pb.RequestHeader()
@@ -384,7 +387,7 @@ class Sender:
                     if not link.count:
                         self._quiet_since = now
                     for correlation_id, frame in framed:
-                        last = max(batch.deadline for request in frame for batch in request.batches)
+                        last = min(max(batch.deadline for batch in request.batches) for request in frame)
                         link.began(correlation_id, frame, min(due, last))
             if lost is not None:
                 self._not_sent(requests, lost)
@@ -449,7 +452,7 @@ class Sender:
         fails, and the batches after it in its partition wait."""
         framed: list[tuple[int, _Frame]] = []
         pieces: list[bytes | memoryview] = []
-        frame = _Framing()
+        frame = _Framing(self._frame_bytes)
         held: dict[PartitionQueue, list[Batch]] = {}
         failed: list[tuple[Batch, KafkalogError]] = []
         for request in requests:
@@ -468,7 +471,7 @@ class Sender:
             else:
                 if not frame.has_room(request, encoded):
                     framed.append(self._end_frame(link, frame, pieces))
-                    frame = _Framing()
+                    frame = _Framing(self._frame_bytes)
                 frame.add(request, encoded)
         if frame.requests:
             framed.append(self._end_frame(link, frame, pieces))
@@ -675,7 +678,11 @@ class Sender:
         self._stale = self._stale or not isinstance(error, OutOfOrderSequence)
         if error.retriable:
             self._held_up(error, batches[0])
-        if len(batches) == 1 and not (is_of_frame and has_others):
+        if is_of_frame and has_others:
+            if isinstance(error, RequestTooLarge):
+                self._frame_bytes = 0  # the broker takes less than this client sends: no more frames that are shared
+            outcomes += queue.refused_together(batches, error, now, maybe_written=error.retriable)
+        elif len(batches) == 1:
             outcomes += queue.refused(batches[0], error, now)
         else:
             outcomes += queue.refused_together(batches, error, now)

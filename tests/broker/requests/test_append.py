@@ -370,3 +370,15 @@ def test_a_body_is_let_go_at_once_also_after_an_error(directory: LogDirectory, s
         assert (call.failed() is not None) == spoiled
     finally:
         gc.enable()
+
+
+def test_when_the_time_is_up_a_late_partition_is_no_matter_of_those_behind_it(directory: LogDirectory) -> None:
+    """They were answered RequestTimedOut, too, and a client without sequence numbers sent them again."""
+    hosted = Hosted(directory, **{"flush.messages": 1})
+    call = call_of((0, a_batch()), (1, a_batch()))
+    append([call], hosted)
+    hosted.partitions[1].log.flush()
+    assert not call.is_acked()
+    late, kept = ack_reply(call).partitions
+    assert isinstance(error_from_wire(late.error), errors.RequestTimedOut)
+    assert (kept.base_offset, kept.HasField("error")) == (0, False)

@@ -402,6 +402,8 @@ def test_small_tables_linger_and_share_a_batch_and_large_ones_go_at_once(cluster
         large = producer.send_arrow(made, pa.table({"value": [b"x" * 1000] * 100}), partition=0)
         waited_for(large.done)
         small = [producer.send_arrow(made, pa.table({"value": [b"%d" % each]}), partition=1) for each in range(10)]
+        full = [producer.send_arrow(made, pa.table({"value": [b"x"] * 1000}), partition=2) for _ in range(10)]
+        waited_for(lambda: all(each.done() for each in full))  # 10,000 rows are as many as a batch may have
         assert not any(each.done() for each in small)
         following = producer.send(made, b"10", partition=1)
         small += [producer.send_arrow(made, pa.table({"value": [b"%d" % each]}), partition=1) for each in (11, 12)]
@@ -409,7 +411,7 @@ def test_small_tables_linger_and_share_a_batch_and_large_ones_go_at_once(cluster
         assert following.done() and all(each.done() for each in small)
         assert [each.result(0) for each in small[:10]] == [[(TopicPartition(made, 1), each, 1)] for each in range(10)]
         assert producer._accumulator.buffered == 0
-    assert values(read(cluster, made, 113)[1]) == [b"%d" % number for number in range(13)]
+    assert values(read(cluster, made, 10_113)[1]) == [b"%d" % number for number in range(13)]
 
 
 @pytest.mark.parametrize("linger_ms", [0, 50])

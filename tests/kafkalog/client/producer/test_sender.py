@@ -149,13 +149,13 @@ class Senders:
         self.accumulator = Accumulator(1 << 20, 1000, "here:1", lambda queue: None)
         self.senders: list[Sender] = []
 
-    def make(self, part: Part, acks: int = 1) -> Sender:
+    def make(self, part: Part, acks: int = 1, request_bytes: int = 1 << 20) -> Sender:
         stand_in: Any = part
-        part.leader = Sender(1, stand_in, self.accumulator, stand_in, acks=acks, codec=0, request_bytes=1 << 20)
+        part.leader = Sender(1, stand_in, self.accumulator, stand_in, acks=acks, codec=0, request_bytes=request_bytes)
         return part.leader
 
-    def start(self, part: Part, acks: int = 1) -> Sender:
-        sender = self.make(part, acks)
+    def start(self, part: Part, acks: int = 1, request_bytes: int = 1 << 20) -> Sender:
+        sender = self.make(part, acks, request_bytes)
         self.senders.append(sender)
         with self.accumulator.lock:
             sender.start()
@@ -247,8 +247,11 @@ def test_a_topic_deleted_while_its_batch_is_being_sent_fails_nothing_of_another(
     assert senders.accumulator.buffered == 0
 
 
-def _two_in_a_frame(senders: Senders, part: Part) -> list[Batch]:
-    sender = senders.start(part)
+def _two_in_a_frame(senders: Senders, part: Part, acks: int = 1, request_bytes: int = 1 << 20) -> list[Batch]:
+    return _send_two(senders, senders.start(part, acks, request_bytes))
+
+
+def _send_two(senders: Senders, sender: Sender) -> list[Batch]:
     queues = [senders.queue(topic, idempotent=True) for topic in ("first", "second")]
     with senders.accumulator.lock:
         batches = [senders.add(queue, b"x") for queue in queues]
@@ -277,6 +280,20 @@ def test_a_frame_that_is_refused_as_a_whole_is_sent_again_partition_by_partition
     waited_for(lambda: first.done and second.done)
     outcomes = {batch.base_offset if batch.error is None else type(batch.error) for batch in (first, second)}
     assert outcomes == {5, RequestTooLarge}
+    _send_two(senders, part.leader)
+    assert len(part.connection.answer(6)) == len(part.connection.answer(7)) == 1, "no frame is shared after that"
+
+
+def test_after_a_frame_that_was_refused_for_its_size_only_what_was_written_is_of_unknown_outcome(
+    senders: Senders,
+) -> None:
+    part = Part()
+    first, second = _two_in_a_frame(senders, part)
+    part.connection.refuse(RequestTooLarge(size=2, setting="request.max.bytes", limit=1))
+    waited_for(lambda: not part.connection.sent.empty())
+    assert not first.maybe_written and not second.maybe_written
+    part.connection.answer(5)
+    part.connection.answer(6)
 
 
 def test_an_answer_for_fewer_partitions_than_were_sent_ends_the_connection(senders: Senders) -> None:
@@ -290,10 +307,37 @@ def test_an_answer_for_fewer_partitions_than_were_sent_ends_the_connection(sende
     waited_for(lambda: before.is_closed)
 
 
-def test_what_is_not_small_goes_in_a_frame_of_its_own(senders: Senders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_acks_no_frame_is_shared_because_one_that_is_refused_ends_the_connection(senders: Senders) -> None:
     part = Part()
-    monkeypatch.setattr(module, "_FRAME_BYTES", 10)
-    batches = _two_in_a_frame(senders, part)
+    for batch in _two_in_a_frame(senders, part, acks=0):
+        assert senders.outcome(batch) == -1
+    assert [len(part.connection.sent.get(timeout=LIMIT).append.partitions) for _ in range(2)] == [1, 1]
+
+
+def test_a_shared_frame_is_given_up_when_the_first_of_its_batches_is_due(senders: Senders) -> None:
+    part = Part()
+    sender = senders.start(part)
+    with senders.accumulator.lock:
+        batches = [senders.add(senders.queue(topic, idempotent=True), b"x") for topic in ("first", "second")]
+        batches[0].deadline = time.monotonic() + 5
+        for batch in batches:
+            batch.queue.identity = Identity(7, 0)
+            sender.has_work(batch.queue, 0.0)
+    waited_for(lambda: not part.connection.sent.empty())
+    with senders.accumulator.lock:
+        assert sender._link is not None and sender._link.deadline == batches[0].deadline
+    part.connection.answer(3, 4)
+    assert [senders.outcome(batch) for batch in batches] == [3, 4]
+
+
+@pytest.mark.parametrize("bound", ["frames", "max.request.size"])
+def test_what_is_not_small_goes_in_a_frame_of_its_own(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    part = Part()
+    if bound == "frames":
+        monkeypatch.setattr(module, "_FRAME_BYTES", 10)
+    batches = _two_in_a_frame(senders, part, request_bytes=10 if bound == "max.request.size" else 1 << 20)
     assert [part.connection.answer(3), part.connection.answer(4)] == [[b"first".ljust(16)], [b"second".ljust(16)]]
     assert [senders.outcome(batch) for batch in batches] == [3, 4]
 
