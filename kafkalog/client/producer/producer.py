@@ -326,6 +326,8 @@ class Producer:
             while start < len(values):
                 queue = route.in_turn if partition is None else route.queues[partition]
                 batch = queue.open
+                if batch is not None and batch.columns is not None:
+                    batch = None  # rows of a table take no records
                 end = min(len(values), start + self._records_left(batch))
                 size = _size(values[start:end], keys and keys[start:end])
                 room = route.batch_size_max - (0 if batch is None else batch.size)
@@ -353,7 +355,8 @@ class Producer:
         return self._last_index + 1 - (0 if batch is None else len(batch.values))
 
     def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None) -> ManyDelivery:
-        """Send a table's rows, in order for each partition. No step works row by row.
+        """Send a table's rows, in order for each partition. No step works row by row. Rows of less than 64 KiB for a
+        partition linger as records do (linger.ms), so that those of the next tables join them.
 
         Args:
             table: its columns by name: `value`, and if wanted `key`, `headers`, `timestamp`, `partition`

@@ -109,23 +109,21 @@ class _Framing:
         self.body: list[bytes | memoryview] = []
         self._left = bytes_max
 
-    def has_room(self, request: _Request, encoded: list[EncodedBatch]) -> bool:
-        """Whether a request may be added. One that is sent again has a frame alone: its answer is to give its own
-        outcome."""
+    def has_room(self, request: _Request, length: int) -> bool:
+        """Whether a request of so many bytes may be added. One that is sent again has a frame alone: its answer is to
+        give its own outcome."""
         return not self.requests or (
             len(self.requests) < _FRAME_PARTITIONS
-            and sum(each.length for each in encoded) <= self._left
+            and length <= self._left
             and request.batches[0].sends == self.requests[0].batches[0].sends == 1
         )
 
-    def add(self, request: _Request, encoded: list[EncodedBatch]) -> None:
-        length = 0
+    def add(self, request: _Request, encoded: list[EncodedBatch], length: int) -> None:
         for each in encoded:
             self.body.append(each.header)
             self.body.append(each.body)
             if each.padding:
                 self.body.append(each.padding)
-            length += each.length
         self.requests.append(request)
         self.lengths.append(length)
         self._left -= length
@@ -469,10 +467,11 @@ class Sender:
                     held[request.queue] = [each for each in request.batches if each is not batch]
                     break
             else:
-                if not frame.has_room(request, encoded):
+                length = sum(each.length for each in encoded)
+                if not frame.has_room(request, length):
                     framed.append(self._end_frame(link, frame, pieces))
                     frame = _Framing(self._frame_bytes)
-                frame.add(request, encoded)
+                frame.add(request, encoded, length)
         if frame.requests:
             framed.append(self._end_frame(link, frame, pieces))
         if failed:
