@@ -414,6 +414,13 @@ def test_small_tables_linger_and_share_a_batch_and_large_ones_go_at_once(cluster
     assert values(read(cluster, made, 10_113)[1]) == [b"%d" % number for number in range(13)]
 
 
+def test_a_list_behind_a_table_is_not_cut_to_the_room_that_the_table_left(cluster: LocalCluster, made: str) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000, batch_size=2000) as producer:
+        producer.send_arrow(made, pa.table({"value": [b"x" * 1500]}), partition=0)
+        sent = producer.send_many(made, [b"y" * 100] * 5, partition=0)
+        assert sent.result(30) == [(TopicPartition(made, 0), 1, 5)]
+
+
 @pytest.mark.parametrize("linger_ms", [0, 50])
 def test_a_small_table_is_sent_by_itself(cluster: LocalCluster, made: str, linger_ms: int) -> None:
     with Producer(cluster.bootstrap_servers, linger_ms=linger_ms) as producer:
