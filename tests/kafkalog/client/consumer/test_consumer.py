@@ -625,7 +625,7 @@ def test_partitions_that_came_to_be_asked_for_apart_wait_together_and_not_for_ea
     """A second request ends the wait of the first: two of them would go round and round."""
     admin.create_topic(topic, partitions=2)
     first, second = (TopicPartition(topic, number) for number in range(2))
-    with Consumer(cluster.bootstrap_servers, fetch_max_wait_ms=2000) as consumer:
+    with Consumer(cluster.bootstrap_servers, fetch_max_wait_ms=20_000) as consumer:
         consumer.assign({first: "earliest", second: "earliest"})
         consumer.pause([second])
         assert consumer.poll(0.5) is None
@@ -638,8 +638,8 @@ def test_partitions_that_came_to_be_asked_for_apart_wait_together_and_not_for_ea
         with Producer(cluster.bootstrap_servers) as producer:
             producer.send(topic, b"x", partition=1).result(10)
         begun = time.monotonic()
-        assert consumer.poll(20) is not None
-        assert time.monotonic() - begun < 1.0, "both are waited for"
+        assert consumer.poll(40) is not None
+        assert time.monotonic() - begun < 10, "both are waited for"
 
 
 def test_a_partition_that_is_resumed_is_asked_for_at_once_though_the_last_answer_had_nothing_of_it(
