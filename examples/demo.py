@@ -36,8 +36,9 @@ from kafkalog import Admin, Producer
 FLIGHTS = "flights"
 DEPARTURES = "departures"
 PARTITIONS = 4
-FLIGHT = "carrier string, origin string, dep_time int, dep_delay int, time_hour timestamp, minute int"
-"""What the jobs take of a flight's JSON."""
+FLIGHT_DELAY = "carrier string, dep_delay int"
+FLIGHT = "origin string, dep_time int, time_hour timestamp, minute int"
+"""What the batch and the stream take of a flight's JSON."""
 DEPARTURE = "origin string, hour timestamp, departures long"
 FLIGHTS_PER_TRIGGER = 100_000
 LATENESS = "30 days"
@@ -90,9 +91,9 @@ def delays_by_carrier(spark: SparkSession, bootstrap: str) -> DataFrame:
         .option("subscribe", FLIGHTS)
         .load()
     )
-    departed = _values(rows, FLIGHT).where("dep_delay is not null")
-    return departed.groupBy("carrier").agg(
-        F.count("*").alias("departures"), F.avg("dep_delay").alias("mean_delay_minutes")
+    # `where("dep_delay is not null")` would be pushed below the projection, and Spark would parse each flight twice.
+    return _values(rows, FLIGHT_DELAY).groupBy("carrier").agg(
+        F.count("dep_delay").alias("departures"), F.avg("dep_delay").alias("mean_delay_minutes")
     )
 
 
@@ -108,11 +109,11 @@ def count_departures(spark: SparkSession, bootstrap: str, checkpoint: str) -> St
     )
     counted = (
         _values(rows, FLIGHT)
-        .where("dep_time is not null")
         .withColumn("scheduled", F.expr("time_hour + make_interval(0, 0, 0, 0, 0, minute)"))
         .withWatermark("scheduled", LATENESS)
         .groupBy("origin", F.window("scheduled", "1 hour").alias("hour"))
-        .agg(F.count("*").alias("departures"))
+        .agg(F.count("dep_time").alias("departures"))  # of those that departed
+        .where("departures > 0")
     )
     return (
         counted.select(
