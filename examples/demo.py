@@ -92,8 +92,10 @@ def delays_by_carrier(spark: SparkSession, bootstrap: str) -> DataFrame:
         .load()
     )
     # `where("dep_delay is not null")` would be pushed below the projection, and Spark would parse each flight twice.
-    return _values(rows, FLIGHT_DELAY).groupBy("carrier").agg(
-        F.count("dep_delay").alias("departures"), F.avg("dep_delay").alias("mean_delay_minutes")
+    return (
+        _values(rows, FLIGHT_DELAY)
+        .groupBy("carrier")
+        .agg(F.count("dep_delay").alias("departures"), F.avg("dep_delay").alias("mean_delay_minutes"))
     )
 
 

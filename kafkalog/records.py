@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
+from operator import eq
 from typing import NamedTuple, overload
 
 
@@ -69,32 +71,42 @@ class Messages(Sequence[Message]):
     """Messages that were consumed together. A sequence as a list is, but for changes; each message is made when it is
     looked at, so that thousands of them cost the garbage collector nothing: `list(messages)` makes all."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_ends", "_parts")
     __hash__ = None  # type: ignore[assignment] # as a list's
 
     def __init__(self, parts: Iterable[Sequence[MessageFields]] = ()) -> None:
-        self._fields = list(chain.from_iterable(parts))
+        self._parts = list(parts)
+        self._ends = list(accumulate(map(len, self._parts)))
+
+    def _fields(self) -> Iterator[MessageFields]:
+        return chain.from_iterable(self._parts)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Message]:
-        return as_messages(self._fields)
+        return as_messages(self._fields())
 
     @overload
     def __getitem__(self, at: int) -> Message: ...
     @overload
     def __getitem__(self, at: slice) -> Messages: ...
     def __getitem__(self, at: int | slice) -> Message | Messages:
-        if isinstance(at, slice):
-            return Messages([self._fields[at]])
-        return Message(*self._fields[at])
+        places = range(len(self))[at]
+        if isinstance(places, range):
+            return Messages([[self._at(place) for place in places]])
+        return Message(*self._at(places))
+
+    def _at(self, place: int) -> MessageFields:
+        number = bisect_right(self._ends, place)
+        return self._parts[number][place - self._ends[number]]  # counted from the part's end
 
     def __eq__(self, other: object) -> bool:
         """With another of these, or with a list of messages."""
-        if isinstance(other, Messages):
-            return self._fields == other._fields
-        return self._fields == other if isinstance(other, list) else NotImplemented
+        if not isinstance(other, Messages | list):
+            return NotImplemented
+        theirs: Iterable[object] = other._fields() if isinstance(other, Messages) else other
+        return len(self) == len(other) and all(map(eq, self._fields(), theirs))
 
     def __add__(self, more: Iterable[Message]) -> list[Message]:
         return [*self, *more]
@@ -103,7 +115,7 @@ class Messages(Sequence[Message]):
         return [*before, *self]
 
     def __reduce__(self) -> tuple[type[Messages], tuple[list[list[MessageFields]]]]:
-        return Messages, ([self._fields],)
+        return Messages, ([list(self._fields())],)
 
     def __repr__(self) -> str:
         return f"Messages({list(self)!r})"

@@ -29,7 +29,7 @@ from kafkalog.client.admin import AtTimestamp
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.consumer import consumer as threaded
-from kafkalog.client.consumer.cursors import Cursor, Going, Hand
+from kafkalog.client.consumer.cursors import Cursor, Going, Hand, Taken, joined
 from kafkalog.errors import InvalidArgument, KafkalogError
 from kafkalog.net.forks import after_fork
 from kafkalog.records import Message, MessageFields, Messages, TopicPartition, as_messages
@@ -323,7 +323,7 @@ class Consumer:
         self._consumer._note_asked()
         self._put_earlier_down()
         left, is_late = num_messages, self._consumer._is_late
-        taken: list[tuple[Cursor, list[MessageFields]]] = []
+        taken: list[Taken] = []
         try:
             try:
                 while True:
@@ -331,7 +331,7 @@ class Consumer:
                     if rows := list(itertools.islice(self._left, left)):
                         assert self._cursor is not None
                         self._hand.message = Message(*rows[0])
-                        taken.append((self._cursor, rows))
+                        taken.append(Taken(self._cursor, [rows]))
                         left -= len(rows)
                     if not left:
                         break
@@ -339,7 +339,7 @@ class Consumer:
                         if not await self._found(self._cursors.next_rows, end, keep=bool(taken)):
                             break
                     except Going:
-                        taken = [(cursor, rows) for cursor, rows in taken if not is_late(cursor, rows[0])]
+                        taken = [each for each in taken if not is_late(each.cursor, each.first_offset)]
                         if taken:
                             break
                         self._give_back()  # the lease has ended: begin anew
@@ -350,7 +350,7 @@ class Consumer:
             for hand in (*self._earlier, self._hand):
                 self._consumer._note_got(hand)
             # Only now: the lease may have ended while this task waited for more.
-            messages = Messages([rows for cursor, rows in taken if not is_late(cursor, rows[0])])
+            messages = joined(each for each in taken if not is_late(each.cursor, each.first_offset))
             for hand in (*self._earlier, self._hand):
                 hand.is_unseen = False
         except BaseException:

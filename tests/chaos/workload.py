@@ -255,7 +255,7 @@ class Reading(Client):
                     values = [value.decode() for value in batch["value"].to_pylist()]
                     yield {partition: list(zip(batch["offset"].to_pylist(), values, strict=True))}
             else:
-                polled = consumer.consume(100, 0.2) if self._reads == "consume" else [consumer.poll(0.2)]
+                polled = consumer.consume(1000, 0.2) if self._reads == "consume" else [consumer.poll(0.2)]
                 for message in polled:
                     if message is not None:
                         records = found.setdefault(TopicPartition(message.topic, message.partition), [])

@@ -20,8 +20,8 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.admin import list_offsets
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.consumer import cursors, starts
 from kafkalog.client.consumer import membership as membership_module
-from kafkalog.client.consumer import starts
 from kafkalog.client.consumer.brokers import Brokers
 from kafkalog.client.consumer.callbacks import Callback
 from kafkalog.client.consumer.consumer import MessageStream
@@ -1564,7 +1564,7 @@ def test_nothing_more_is_handed_out_once_the_lease_has_ended(
         assert of(one)._epoch > epochs[0]
 
 
-@pytest.mark.parametrize("way", ["consume", "arrow"])
+@pytest.mark.parametrize("way", ["consume", "consume columns", "arrow"])
 def test_what_a_close_kept_back_is_not_committed(
     cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -1584,11 +1584,13 @@ def test_what_a_close_kept_back_is_not_committed(
                 assert is_revoked.wait(30)
 
     waited_for(lambda: len(one.assignment()) == 2)
-    take = "next_rows" if way == "consume" else "next_arrow"
+    if way == "consume columns":
+        monkeypatch.setattr(cursors, "ROWS_AT_ONCE", 1)
+    take = "next_arrow" if way == "arrow" else "next_messages"
     amid(monkeypatch, one._cursors, take, lambda: monkeypatch.setattr(Lease, "has_ended", close_after))
     with Admin(cluster.bootstrap_servers) as admin:
         for _ in range(2):
-            assert (one.consume(1, 0.3) if way == "consume" else [*one.arrow_batches(0.3)]) == []
+            assert ([*one.arrow_batches(0.3)] if way == "arrow" else one.consume(1, 0.3)) == []
         has_asked.set()
         join_all([closing], 30)
         assert 1 not in admin.committed(tested).values()

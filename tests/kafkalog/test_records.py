@@ -44,6 +44,17 @@ def test_a_slice_of_them_is_one_of_them(messages: Messages) -> None:
     assert messages[::2] == MADE[::2]
 
 
+@pytest.mark.parametrize("parts", [[], [0], [3, 0, 0, 1, 2], [0, 0, 6, 0]])
+def test_each_is_found_by_its_place(parts: list[int]) -> None:
+    every = iter([*FIELDS, (*FIELDS[0][:2], 5, *FIELDS[0][3:])])
+    cut = [[next(every) for _ in range(length)] for length in parts]
+    whole = [Message(*fields) for part in cut for fields in part]
+    messages = Messages(cut)
+    places = range(-len(whole), len(whole))
+    assert [messages[place] for place in places] == [whole[place] for place in places]
+    assert list(reversed(messages)) == whole[::-1] and len(messages) == len(whole)
+
+
 def test_with_a_list_they_make_a_list(messages: Messages) -> None:
     assert messages + MADE == MADE + messages == messages + messages == MADE * 2
     assert [*messages, *MADE] == MADE * 2
@@ -67,4 +78,4 @@ def test_the_garbage_collector_leaves_them_alone() -> None:
     messages = Messages([[("t", 1, at, 5, b"k", b"v", (("h", b"x"),), 3, b"i" * 16) for at in range(100)]])
     gc.collect()
     gc.collect()
-    assert not any(gc.is_tracked(fields) for fields in messages._fields)
+    assert not any(gc.is_tracked(fields) for fields in messages._fields())

@@ -11,7 +11,6 @@ not affect this. Progress is in `cursors.py`, fetched records are in `fetcher.py
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import threading
@@ -26,7 +25,20 @@ from kafkalog.client.admin import AtTimestamp, list_offsets
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.config import ConsumerSettings, connection_settings
 from kafkalog.client.consumer.callbacks import Callback, InCallback, Subscription
-from kafkalog.client.consumer.cursors import Called, Cursor, Cursors, Going, Hand, Hold, Lease, Part, Share, Streams
+from kafkalog.client.consumer.cursors import (
+    Called,
+    Cursor,
+    Cursors,
+    Going,
+    Hand,
+    Hold,
+    Lease,
+    Part,
+    Share,
+    Streams,
+    Taken,
+    joined,
+)
 from kafkalog.client.consumer.fetcher import Fetcher, Source
 from kafkalog.client.consumer.membership import Membership
 from kafkalog.client.consumer.partition_fetch import NO_EPOCH
@@ -34,7 +46,7 @@ from kafkalog.client.groups import Writer, commit_offsets, committed_offsets, of
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
-from kafkalog.records import Message, MessageFields, Messages, TopicPartition
+from kafkalog.records import Message, Messages, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -595,7 +607,7 @@ class Consumer:
 
         Returns:
             fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
-            theirs.
+            theirs. A thousand and more keep the memory that they were received into, until they are let go.
 
         Raises:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
@@ -606,17 +618,18 @@ class Consumer:
         self._note_asked()
         end = None if timeout is None else time.monotonic() + timeout
         self._put_polled_down()
-        taken: list[tuple[Cursor, list[MessageFields]]] = []
+        taken: list[Taken] = []
         try:
             while left > 0:
                 hand = Hand()
-                take = partial(self._cursors.next_rows, taken=tuple(self._polled))
+                earlier = tuple(self._polled)
+                take = partial(self._cursors.next_messages, left, taken=earlier, together=num_messages)
                 self._polled.append(hand)
                 seconds = None if end is None else max(0.0, end - time.monotonic())
                 try:
-                    cursor = self._next(take, None, seconds, hand)
+                    found = self._next(take, None, seconds, hand)
                 except Going:
-                    taken = [(cursor, rows) for cursor, rows in taken if not self._is_late(cursor, rows[0])]
+                    taken = [each for each in taken if not self._is_late(each.cursor, each.first_offset)]
                     if taken:
                         break
                     self._put_polled_down()  # the lease has ended: begin anew
@@ -626,17 +639,17 @@ class Consumer:
                     if taken and not self._is_of_callback(error):
                         break
                     raise
-                if cursor is None:
+                if found is None:
                     break
-                hand.is_unseen = True
-                if rows := list(itertools.islice(cursor.left, left)):
-                    taken.append((cursor, rows))
-                    left -= len(rows)
+                if found.parts:  # else another thread was faster
+                    taken.append(found)
+                    left -= found.records
             for hand in self._polled:
                 self._note_got(hand)
             # Only now: the lease may have ended while this thread waited for more.
-            messages = Messages([rows for cursor, rows in taken if not self._is_late(cursor, rows[0])])
-            lease = taken[-1][0].lease if taken else None
+            in_time = [each for each in taken if not self._is_late(each.cursor, each.first_offset)]
+            messages = joined(in_time)
+            lease = taken[-1].cursor.lease if taken else None
             for hand in self._polled:
                 hand.is_unseen = False
             # A signal's handler or another thread may have closed the consumer after the last look; here none comes in
@@ -649,11 +662,12 @@ class Consumer:
             raise
         return Messages()
 
-    def _is_late(self, cursor: Cursor, row: MessageFields) -> bool:
-        """Whether a message may not be handed out, because the lease has ended. It is fetched again then."""
+    def _is_late(self, cursor: Cursor, offset: int) -> bool:
+        """Whether messages from an offset on may not be handed out, because the lease has ended. They are fetched again
+        then."""
         if not cursor.has_ended():
             return False
-        self._cursors.take_back(cursor, row)
+        self._cursors.take_back(cursor, offset)
         return True
 
     def _messages(self, part: Part, max_messages: int | None, timeout: float | None, hand: Hand) -> Iterator[Message]:

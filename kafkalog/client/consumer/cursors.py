@@ -18,20 +18,18 @@ from enum import Flag, auto
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafkalog.client.consumer.decode import ArrowBuilder, Decoded
-from kafkalog.client.consumer.decode import rows as rows_of
+from kafkalog.client.consumer.decode import ROWS_AT_ONCE, ArrowBuilder, Decoded, Rows
 from kafkalog.client.consumer.fetcher import Fetcher, Source
-from kafkalog.client.consumer.partition_fetch import FetchedBatch, decode
+from kafkalog.client.consumer.partition_fetch import FetchedBatch
 from kafkalog.errors import CorruptBatch, InvalidArgument
 from kafkalog.events import get_logger
-from kafkalog.records import Message, MessageFields, TopicPartition, as_messages
+from kafkalog.records import Message, MessageFields, Messages, TopicPartition, as_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = get_logger(__name__)
 
-_ROWS_AT_ONCE = 1000  # messages made at once
 _ARROW_ROWS = 10_000  # small batches are joined up to here
 _ARROW_BYTES = 2 << 20
 _ANY = 1 << 62
@@ -73,7 +71,8 @@ class Hand:
         cursor: of its partition; None: the hand is empty.
         message: handed out last; None: no message from `offset` on was handed out yet, or it is an Arrow batch that
             begins there.
-        end_offset, read_in: of an Arrow batch, its end and the leader epoch in which the log had it; -1 of messages.
+        end_offset, read_in: of an Arrow batch, or messages that were taken together, their end and the leader epoch in
+            which the log had them; -1 of messages one by one.
         is_unseen: the Arrow batch was made, or messages were taken to be handed out together, and were not handed out.
         is_untaken: a thread waits for records on behalf of an event loop, or has waited for these; the loop has not
             taken them.
@@ -319,6 +318,13 @@ def _offset(row: MessageFields) -> int:
     return row[2]
 
 
+def _taken_from(cursor: Cursor, hand: Hand, most: int) -> Taken:
+    """Lock held: some of a cursor's rows, taken out of it for a hand."""
+    hand.is_unseen = True
+    rows = list(itertools.islice(cursor.left, most))
+    return Taken(cursor, [rows] if rows else [])
+
+
 class Called(Exception):
     """Something has to be done by a thread that reads, before it waits."""
 
@@ -385,6 +391,25 @@ class Streams:
                 offsets = sorted(hand.first_offset() for hand in hands if hand.given_up is None)
                 if offsets != self._in_hands[number]:
                     self._in_hands[number], self._asked[number] = offsets, now
+
+
+class Taken(NamedTuple):
+    """Messages of a partition that are to be handed out with others: their fields, part by part; none is empty."""
+
+    cursor: Cursor
+    parts: Sequence[Sequence[MessageFields]]
+
+    @property
+    def first_offset(self) -> int:
+        return _offset(self.parts[0][0])
+
+    @property
+    def records(self) -> int:
+        return sum(map(len, self.parts))
+
+
+def joined(taken: Iterable[Taken]) -> Messages:
+    return Messages(part for each in taken for part in each.parts)
 
 
 class Share(NamedTuple):
@@ -575,11 +600,40 @@ class Cursors:
                         return cursor
         return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(self._take_rows, hand))
 
-    def take_back(self, cursor: Cursor, row: MessageFields) -> None:
+    def next_messages(
+        self,
+        most: int,
+        part: Part,
+        timeout: float | None,
+        hand: Hand,
+        *,
+        taken: Sequence[Hand],
+        together: int,
+    ) -> Taken | None:
+        """As `next_rows`: messages, so many at most, that are to be handed out together. They are unseen.
+
+        Args:
+            together: how many are to be handed out together with those in `taken`. A thousand and more are not made
+                here: they are left as columns.
+        """
+        with self.fetcher.lock:
+            self.put_hand_down(hand)
+            cursors = self._cursors_of(part)
+            for cursor in cursors:
+                cursor.forget_given_up(hand)
+            if not self.is_late():
+                for cursor in cursors:
+                    if not cursor.is_through():
+                        hand.take_from(cursor, cursor.next_offset())
+                        return _taken_from(cursor, hand, most)
+        take = self._take_columns if together >= ROWS_AT_ONCE else self._take_some
+        return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(take, most, hand))
+
+    def take_back(self, cursor: Cursor, offset: int) -> None:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
         with self.fetcher.lock:
             if self._by_source.get(cursor.source) is cursor:
-                cursor.resume = min(cursor.cut(), _offset(row))
+                cursor.resume = min(cursor.cut(), offset)
                 cursor.restart()
 
     def give_back(self, hands: Collection[Hand]) -> None:
@@ -620,16 +674,14 @@ class Cursors:
         cursor = self._by_source[source]
         cursor.settle()
         cursor.resume = cursor.next_offset()
-        batches = source.take(_ROWS_AT_ONCE, _ANY)
+        batches = source.take(ROWS_AT_ONCE, _ANY)
         end_offset = batches[-1].header.end_offset
-        # Only a part of a large batch: messages by the thousand stay in the processor's cache; all at once take 1.5
-        # times as long. Opening the batch again for the rest costs 10 us.
-        is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * _ROWS_AT_ONCE
+        is_part = len(batches) == 1 and end_offset - batches[0].start_offset > 2 * ROWS_AT_ONCE
         if is_part:
-            end_offset = batches[0].start_offset + _ROWS_AT_ONCE
+            end_offset = batches[0].start_offset + ROWS_AT_ONCE
         rows: list[MessageFields] = []
         for decoded in self._decoded(source, batches, end_offset):
-            rows += rows_of(source.topic_partition, source.reader.topic_id, decoded)
+            rows += Rows(source.topic_partition, source.reader.topic_id, decoded)
         if is_part:
             source.put_back([batches[0]._replace(start_offset=end_offset)])
         end_offset, left = min(end_offset, batches[-1].header.end_offset), iter(rows)
@@ -642,6 +694,32 @@ class Cursors:
         )
         hand.take_from(cursor, cursor.next_offset())
         return cursor
+
+    def _take_some(self, most: int, hand: Hand, source: Source) -> Taken:
+        """Lock held: some of the messages that `_take_rows` makes."""
+        return _taken_from(self._take_rows(hand, source), hand, most)
+
+    def _take_columns(self, most: int, hand: Hand, source: Source) -> Taken:
+        """Lock held: so many messages at most, as columns of what has arrived."""
+        cursor = self._by_source[source]
+        cursor.settle()
+        first = cursor.resume = cursor.next_offset()
+        batches = source.take(most, _ANY)
+        parts, left = [], most
+        for decoded in self._decoded(source, batches):
+            parts.append(decoded)
+            left -= decoded.columns.num_rows
+        end_offset = batches[-1].header.end_offset
+        if left < 0:  # the rest of the last one stays
+            parts[-1], end_offset = parts[-1].cut(parts[-1].columns.num_rows + left)
+            source.put_back([batches[-1]._replace(start_offset=end_offset)])
+        rows = [
+            Rows(source.topic_partition, source.reader.topic_id, each) for each in parts if each.columns.num_rows
+        ]  # none of a compacted batch whose last records are gone
+        hand.take_from(cursor, first)
+        hand.end_offset, hand.read_in = end_offset, cursor.read_in()
+        cursor.offset, cursor.resume, hand.is_unseen = end_offset, None, True
+        return Taken(cursor, rows)
 
     def next_arrow(self, part: Part, timeout: float | None, hand: Hand) -> pa.RecordBatch | None:
         """As `next_rows`: one Arrow batch, of one partition."""
@@ -674,7 +752,7 @@ class Cursors:
         """
         for number, batch in enumerate(batches):
             try:
-                columns = decode(batch, source.topic_partition, end_offset)
+                batches[number] = opened = batch.opened(source.topic_partition)
             except CorruptBatch as error:
                 source.put_back(batches[number:])
                 del batches[number:]
@@ -682,7 +760,7 @@ class Cursors:
                     source.failure = error
                     raise
                 return
-            yield Decoded(batch.header, columns, batch.start_offset)
+            yield Decoded(batch.header, opened.wanted(end_offset), batch.start_offset)
 
     def _restart(self) -> None:
         """Lock held: restart all cursors, after the fetching thread was interrupted."""

@@ -18,11 +18,36 @@ from kafkalog.wire.frames import error_from_wire
 
 
 class FetchedBatch(NamedTuple):
-    """A checked batch of which records from `start_offset` on are wanted."""
+    """A checked batch of which records from `start_offset` on are wanted.
+
+    Attributes:
+        columns: of all its records, once it was opened.
+    """
 
     header: BatchHeader
     data: memoryview
     start_offset: int
+    columns: pa.RecordBatch | None = None
+
+    def opened(self, where: TopicPartition) -> FetchedBatch:
+        """With its columns. Raises CorruptBatch."""
+        if self.columns is not None:
+            return self
+        return self._replace(columns=decode_columns(self.header, self.data, str(where)))
+
+    def wanted(self, end_offset: int | None = None) -> pa.RecordBatch:
+        """The columns of the wanted records before `end_offset`; it was opened."""
+        columns = self.columns
+        assert columns is not None
+        if self.header.attributes & HAS_OFFSET:
+            offsets = columns.column("offset").to_numpy()
+            first = int(offsets.searchsorted(self.start_offset))
+            last = len(offsets) if end_offset is None else int(offsets.searchsorted(end_offset))
+        else:
+            base = self.header.base_offset
+            first = self.start_offset - base
+            last = columns.num_rows if end_offset is None else min(columns.num_rows, end_offset - base)
+        return columns if first == 0 and last == columns.num_rows else columns.slice(first, max(0, last - first))
 
 
 NO_EPOCH = -1
@@ -130,16 +155,7 @@ class PartitionFetch:
 
 def decode(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
     """The columns of a fetched batch's wanted records before `end_offset`. Raises CorruptBatch."""
-    header = batch.header
-    columns = decode_columns(header, batch.data, str(where))
-    if header.attributes & HAS_OFFSET:
-        offsets = columns.column("offset").to_numpy()
-        first = int(offsets.searchsorted(batch.start_offset))
-        last = len(offsets) if end_offset is None else int(offsets.searchsorted(end_offset))
-    else:
-        first = batch.start_offset - header.base_offset
-        last = columns.num_rows if end_offset is None else min(columns.num_rows, end_offset - header.base_offset)
-    return columns if first == 0 and last == columns.num_rows else columns.slice(first, max(0, last - first))
+    return batch.opened(where).wanted(end_offset)
 
 
 def split_body(reply: pb.FetchReply, body: memoryview | None) -> list[memoryview]:

@@ -21,8 +21,8 @@ from broker.local import LocalCluster
 from kafkalog import Admin, AtTimestamp, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.cluster import BrokerInfo, Cluster
 from kafkalog.client.consumer import cursors as cursors_module
+from kafkalog.client.consumer import decode as decode_module
 from kafkalog.client.consumer import fetcher as fetcher_module
-from kafkalog.client.consumer import partition_fetch
 from kafkalog.client.consumer.cursors import Cursor, Hand, Named
 from kafkalog.client.consumer.decode import ARROW_SCHEMA
 from kafkalog.client.consumer.fetcher import Source
@@ -160,7 +160,7 @@ def test_nothing_is_handed_out_once_a_signal_handler_has_closed_it_amid_the_taki
     consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign({filled: 0})
-    amid(monkeypatch, cursors_module, "rows_of", consumer.close)
+    amid(monkeypatch, cursors_module, "Rows", consumer.close)
     assert list(consumer.messages(timeout=30)) == []
 
 
@@ -986,7 +986,7 @@ OURS = (
     "how",
     [
         *("messages", "messages of a stream", "messages of a member", "some messages of a member", "poll of a member"),
-        *("lists of a member", "arrow", "seek"),
+        *("lists of a member", "long lists", "long lists of a member", "arrow", "seek"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hit a generator's end
@@ -994,7 +994,8 @@ def test_an_interrupt_anywhere_loses_no_record(
     cluster: LocalCluster, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Each place of some messages or batches once; the next iterator goes on where that one was left."""
-    monkeypatch.setattr(cursors_module, "_ROWS_AT_ONCE", 4)  # of a batch of ten records
+    monkeypatch.setattr(cursors_module, "ROWS_AT_ONCE", 4)  # of a batch of ten records
+    monkeypatch.setattr(decode_module, "ROWS_AT_ONCE", 4)
     monkeypatch.setattr(cursors_module, "_ARROW_ROWS", 25)
     for place in count():
         seen: list[int] = []
@@ -1014,7 +1015,7 @@ def test_an_interrupt_anywhere_loses_no_record(
                     return
                 if "lists" in how:
                     while left > 0 and (not seen or seen[-1] != 99):
-                        found = consumer.consume(5, 30)
+                        found = consumer.consume(20 if "long" in how else 2, 30)
                         seen.extend(message.offset for message in found)
                         left -= len(found)
                     return
@@ -1041,6 +1042,8 @@ def test_an_interrupt_anywhere_loses_no_record(
             else:
                 # Below these it is as of all messages.
                 files = HANDING_OUT[:1] if "member" in how else HANDING_OUT if "stream" in how else OURS
+                if "long" in how:  # the messages are made while the caller looks at them
+                    files = tuple(each for each in files if "decode" not in each)
                 was_interrupted = interrupted_at(place, lambda: some(2 if how == "arrow" else 6), *files)
                 assert consumer.position(filled) <= (seen[-1] + 1 if seen else 0)
             while not seen or seen[-1] != 99:
@@ -1085,22 +1088,31 @@ def test_a_damaged_batch_is_never_handed_out_and_those_around_it_are(
         assert numbers(consumer.messages(max_messages=50, timeout=30)) == list(range(50, 100))
 
 
+@pytest.mark.parametrize("at_once", [None, 15, 1000])
 def test_a_batch_that_lies_under_right_checksums_is_a_failure_of_its_partition(
-    consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch
+    consumer: Consumer, filled: TopicPartition, monkeypatch: pytest.MonkeyPatch, at_once: int | None
 ) -> None:
-    decode = partition_fetch.decode
+    opened = FetchedBatch.opened
 
-    def lies(batch: FetchedBatch, where: TopicPartition, end_offset: int | None = None) -> pa.RecordBatch:
+    def lies(batch: FetchedBatch, where: TopicPartition) -> FetchedBatch:
         if batch.header.base_offset == 40:
             raise CorruptBatch(partition=where, offset=40, reason="its columns are of unlike lengths")
-        return decode(batch, where, end_offset)
+        return opened(batch, where)
 
-    monkeypatch.setattr(cursors_module, "decode", lies)
+    monkeypatch.setattr(FetchedBatch, "opened", lies)
+    monkeypatch.setattr(cursors_module, "ROWS_AT_ONCE", 15)
     consumer.assign({filled: "earliest"})
     seen: list[int] = []
+
+    def read() -> Iterator[Message]:
+        if at_once is None:
+            yield from consumer.messages(timeout=30)
+        while at_once is not None:
+            yield from consumer.consume(at_once, timeout=30)
+
     for _ in range(2):
         with pytest.raises(CorruptBatch, match="unlike lengths") as raised:
-            seen.extend(int(message.value or b"") for message in consumer.messages(timeout=30))
+            seen.extend(int(message.value or b"") for message in read())
         assert consumer.failures() == {filled: raised.value}
     assert seen == list(range(40))
     assert consumer.position(filled) == 40

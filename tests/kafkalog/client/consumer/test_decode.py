@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from kafkalog.client.consumer.decode import ARROW_SCHEMA, ArrowBuilder, Decoded, binary_values, rows
+from kafkalog.client.consumer import decode
+from kafkalog.client.consumer.decode import ARROW_SCHEMA, ArrowBuilder, Decoded, Rows
 from kafkalog.format.columns import Columns, Headers, columns_from_lists, decode_columns
 from kafkalog.records import Message, TopicPartition, as_messages
 from tests.kafkalog.client.consumer.batches import stamped, with_offsets
@@ -23,7 +24,7 @@ HEADERS: list[Headers | None] = [None, [("h", b"1"), ("h", None)], [], [("i", b"
 
 
 def messages(partition: TopicPartition, topic_id: bytes, piece: Decoded) -> list[Message]:
-    return list(as_messages(rows(partition, topic_id, piece)))
+    return list(as_messages(Rows(partition, topic_id, piece)))
 
 
 def decoded(columns: Columns, first: int, *, skipped: int = 0, count: int | None = None) -> Decoded:
@@ -101,13 +102,50 @@ def test_many_records_are_read_as_few_are(count: int, apart: int) -> None:
     assert [message.value for message in found] == [b"%d" % number for number in range(1, count + 1)]
 
 
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2500])
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_each_row_is_found_by_its_place(count: int, skipped: int) -> None:
+    """Rows are put together by the thousand."""
+    numbers = range(skipped + count)
+    columns = columns_from_lists(
+        [None if number % 7 == 0 else b"v%d" % number for number in numbers],
+        [5 + number for number in numbers],
+        [b"k%d" % number if number % 3 else None for number in numbers],
+        [[("h", b"%d" % number)] if number % 5 == 0 else None for number in numbers],
+    )
+    rows = Rows(T7, ID, decoded(columns, 100, skipped=skipped))
+    made = list(rows)
+    assert len(rows) == len(made) == count
+    for place, (topic, partition, offset, stamp, key, value, headers, epoch, topic_id) in enumerate(made, skipped):
+        assert (topic, partition, offset, stamp, epoch, topic_id) == ("t", 7, 100 + place, 5 + place, EPOCH, ID)
+        assert key == (b"k%d" % place if place % 3 else None)
+        assert value == (None if place % 7 == 0 else b"v%d" % place)
+        assert headers == ((("h", b"%d" % place),) if place % 5 == 0 else ())
+    assert [rows[place] for place in (0, count // 2, -1)] == [made[0], made[count // 2], made[-1]]
+    assert rows[-3:] == made[-3:] and rows[::-400] == made[::-400]
+    with pytest.raises(IndexError):
+        rows[count]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
 @pytest.mark.parametrize("array", [
     pa.array([], pa.binary()), pa.array([None, None], pa.binary()), pa.array([b""], pa.binary()),
     pa.array([b"a", None, b"", b"bcd"], pa.binary()), pa.array([b"a", None, b"", b"bcd"], pa.binary()).slice(1, 2),
     pa.array([None, b"x" * 1000, b"y"], pa.binary()).slice(2), pa.array([None, b"x"], pa.binary()).slice(1),
 ])  # fmt: skip
-def test_values_are_those_of_pyarrow(array: pa.Array) -> None:
-    assert binary_values(array) == array.to_pylist()
+def test_values_are_the_same_both_ways(array: pa.Array, monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    monkeypatch.setattr(decode, "_FAST_LISTS", is_fast)
+    values = decode.binary_values(array)
+    assert values == [value.as_py() for value in array]
+    assert {type(value) for value in values} <= {bytes, type(None)}
+
+
+def test_rows_of_a_compacted_batch_keep_their_offsets_when_they_are_cut() -> None:
+    offsets = [10 + 3 * number for number in range(2500)]
+    whole = compacted(offsets)
+    first, end = whole.cut(1200)
+    assert end == offsets[1200] and list(Rows(T7, ID, first)) == list(Rows(T7, ID, whole))[:1200]
+    assert [fields[2] for fields in Rows(T7, ID, whole)] == offsets
 
 
 # --- Arrow
