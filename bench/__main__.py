@@ -4,7 +4,8 @@
 the tables of docs/BENCHMARKS.md again.
 
 A benchmark is a module of this package with `run(scale: float) -> Iterable[dict]`; `scale` shrinks its record counts,
-so that tests can run it small. Every line has the machine and the command; figures are medians of interleaved runs.
+so that tests can run it small. Every line has the command and the commit, and each figure, which is a median of
+interleaved runs, the machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -56,10 +58,25 @@ def machine() -> dict[str, object]:
     return {"cpu": model, "cores": os.cpu_count(), "memory_gb": memory, "python": platform.python_version()}
 
 
-def lines(names: Iterable[str], scale: float) -> Iterable[dict[str, object]]:
-    """One dict a figure, of each benchmark in turn."""
+def code() -> str:
+    """The commit that is measured; with `+` if files differ from it."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(report.ROOT), "describe", "--always", "--dirty=+", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def lines(names: Iterable[str], scale: float, how: str = "") -> Iterable[dict[str, object]]:
+    """One dict a figure, of each benchmark in turn; `how` is what was given before its name."""
+    of_code = code()
     for name in names:
-        of_run = {"date": time.strftime("%Y-%m-%d"), "command": f"./run bench {name}"}
+        of_run = {"date": time.strftime("%Y-%m-%d"), "command": f"./run bench {how}{name}", "code": of_code}
         try:
             for figure in importlib.import_module(f"bench.{name}").run(scale):
                 yield {"benchmark": name, **figure, "scale": scale, **machine(), **of_run}
@@ -82,7 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"there is no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
     measured = []
-    for line in lines(given.names or (report.PEERS if given.peers else BENCHMARKS), given.scale):
+    names = given.names or (report.PEERS if given.peers else BENCHMARKS)
+    for line in lines(names, given.scale, "--peers " if given.peers else ""):
         print(json.dumps(line), flush=True)
         measured.append(line)
         if given.peers and line["benchmark"] != (last := measured[0]["benchmark"]):

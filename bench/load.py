@@ -38,7 +38,7 @@ KAFKA_CONSUMER: dict[str, object] = {
     "queued.max.messages.kbytes": 1 << 20,
     "queued.min.messages": 1_000_000,
 }
-"""Tuned, as `confluent` and `paper` have it."""
+"""Tuned, as `confluent` and `paper` have it: what is read."""
 
 
 class Load(NamedTuple):

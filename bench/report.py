@@ -36,7 +36,7 @@ PLOTS = {
     "scale": "records a second, by partitions, bytes of a record, and clients",
 }
 """Titles of what `plots.py` draws, by the names of the files."""
-_OF_THE_RUN = ("cpu", "cores", "memory_gb", "python", "scale", "date", "command")
+_OF_THE_RUN = ("cpu", "cores", "memory_gb", "python", "scale", "date", "command", "code")
 _NOT_SHOWN = {"benchmark", "name", "value", "unit", "each", *_OF_THE_RUN}
 
 Line = Mapping[str, Any]
@@ -98,15 +98,18 @@ def figures_table(lines: Iterable[Line], benchmark: str) -> str:
         f"- {line.get('name', benchmark)}: not measured, {line['skipped']}" for line in mine if "skipped" in line
     ]
     about = [f"\n{_run(found[0])}"] if found else []
+    if not mine:
+        about = [f"Not measured yet: `./run bench --peers {benchmark}`."]
     return "\n".join([*rows, *missing, *about]) + "\n"
 
 
 def _run(line: Line) -> str:
     """The machine, when and how."""
     scale = "" if line["scale"] == 1 else f" --scale {line['scale']:g}"
+    code = f", code {line['code']}" if "code" in line else ""
     return (
-        f"`{line['command']}{scale}`, {line['date']}: {line['cpu']}, {line['cores']} cores, {line['memory_gb']:g} GB, "
-        f"Python {line['python']}."
+        f"`{line['command']}{scale}`, {line['date']}{code}: {line['cpu']}, "
+        f"{line['cores']} cores, {line['memory_gb']:g} GB, Python {line['python']}."
     )
 
 

@@ -87,7 +87,7 @@ class BrokerSettings(Settings, what="broker", elsewhere=_ELSEWHERE):
     grpc_port = Setting(int, 9192, between(0, 65535), "Port of the gRPC service; 0 takes a free port.")
     data_port = Setting(int, 9193, between(0, 65535), "Port for appends and fetches; 0 takes a free port.")
     data_local_socket = Setting(bool, True, anything,
-        "If host is loopback or all addresses: serve the data port also over a Unix socket, which clients on this machine use by themselves. It takes a third of the processor time of loopback.")
+        "If host is 127.0.0.1, localhost or all addresses: serve the data port also over a Unix socket, which clients on this machine use by themselves. Appends take a third of the processor time of loopback, and fetches two thirds.")
     rack = Setting(str, None, anything, "Location of the broker (rack or zone), reported to clients.")
     num_partitions = Setting(int, 1, between(1, _PARTITIONS_MAX), "Partitions of a topic that is created without a number.")
     default_min_insync_replicas = Setting(int, 1, at_least(1),

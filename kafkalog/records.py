@@ -58,8 +58,8 @@ class Message(NamedTuple):
 
 
 MessageFields = tuple[str, int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int, bytes]
-"""A message's fields in order. Unlike a message, Python's garbage collector leaves one alone once it has looked at it:
-it looks at thousands of messages that live for a moment several times, which takes longer than to make them."""
+"""A message's fields in order. Python's garbage collector leaves a plain tuple of such values alone after its first
+pass. A message it scans in several passes, which takes longer than to make it."""
 
 
 def as_messages(fields: Iterable[MessageFields]) -> Iterator[Message]:

@@ -50,7 +50,7 @@ def import_ahead() -> None:
     sys.stdout.flush()
     os.dup2(stdout, 1)
     os.close(stdout)
-    os.register_at_fork(after_in_child=_draw_others)
+    os.register_at_fork(after_in_child=_reseed)
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
@@ -58,7 +58,7 @@ def import_ahead() -> None:
     gc.freeze()
 
 
-def _draw_others() -> None:
+def _reseed() -> None:
     """In a worker: random numbers of its own, should numpy's global generator exist before the fork."""
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:

@@ -1,5 +1,5 @@
-"""Makes Python workers end silently when Spark releases them, and collect no garbage for long; PySpark's workers print
-a traceback, and look at every object of theirs after each task.
+"""Makes Python workers end without a traceback when Spark releases them. A worker also sets aside what it has imported
+after its first task, so that PySpark's `gc.collect()` after each task is short.
 
 A worker that waits for its next task reads the end of its socket when Spark releases it, a minute after its last use or
 with the application. PySpark treats that as a failure and writes it to the socket, which is no longer read. Over TCP

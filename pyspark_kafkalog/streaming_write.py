@@ -1,5 +1,5 @@
-"""`write_stream`: a stream's write with the guarantees and options of the format's sink, in less time for each
-micro-batch.
+"""`write_stream`: a stream's write with the guarantees and options of the format's sink, and less processor time
+for each micro-batch.
 
 For each micro-batch of a sink in Python, Spark plans the write in one Python process and commits it in another. Here
 neither is needed: the tasks of the query's own plan write the rows (`DataFrame.mapInArrow`) and each returns its commit
@@ -41,7 +41,7 @@ def write_stream(
     **options: Any,
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame to kafkalog. Guarantees and options are those of
-    `df.writeStream.format("kafkalog")`; a micro-batch takes less time (docs/how-to/tune.md).
+    `df.writeStream.format("kafkalog")`; a micro-batch takes less processor time (docs/how-to/tune.md).
 
     The process that calls it commits the micro-batches. It keeps its connections to the brokers after the query's end.
 
@@ -53,7 +53,7 @@ def write_stream(
         trigger: the arguments of `DataStreamWriter.trigger`, as `{"processingTime": "1 second"}`.
         query_name: as `DataStreamWriter.queryName`.
         output_mode: `append`, `complete` or `update`. The sink has no update mode.
-        options: of the sink, by the same names; those with dots as `**{"kafkalog.bootstrap.servers": "host:9094"}`.
+        options: of the sink, by the same names; those with dots as `**{"kafkalog.bootstrap.servers": "host:9192"}`.
 
     Raises:
         InvalidArgument: a wrong option or column, no checkpoint, or Spark Connect.

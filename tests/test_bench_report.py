@@ -71,6 +71,9 @@ def test_a_run_takes_the_place_of_what_was_kept_of_its_benchmarks(
     assert "| new | 3 rows/s |" in table
     assert "- Peer: not measured, it is not here" in table
     assert "`./run bench b`, 2026-11-28: a processor, 2 cores, 25 GB, Python 3.11." in table
+    of_code = report.figures_table([{**line("new", 3), "code": "0a1b2c3d"}], "b")
+    assert "`./run bench b`, 2026-11-28, code 0a1b2c3d: a processor" in of_code
+    assert report.figures_table(report.kept(), "d") == "Not measured yet: `./run bench --peers d`.\n"
 
 
 def test_plots_are_drawn_of_what_was_measured_and_the_same_from_the_same_figures(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_the_stream_gives_the_hours_that_the_watermark_has_closed(
     )
     assert len(expected) > 15_000
     assert found == expected
+
+
+def test_the_readme_shows_the_steps_that_it_takes() -> None:
+    steps = re.findall(r'with \(?\s*step\(f?"([^"]+)"', Path(demo.__file__).read_text())
+    shown = (Path(demo.__file__).parent.parent / "README.md").read_text().split("## What the demo prints")[1]
+    assert len(steps) == 6
+    for step in steps:
+        step = step.replace("{len(flights):,}", f"{FLIGHTS:,}")
+        assert f"    {step} ...\n" in shown
+        assert re.search(rf"    {re.escape(step)} +\d+\.\d\n", shown), step
 
 
 def test_ctrl_c_ends_the_demo_with_a_word() -> None:

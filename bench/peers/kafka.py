@@ -24,7 +24,7 @@ SERVER = (Artifact(f"org.apache.kafka:kafka_2.13:{SERVER_VERSION}"), _LOGGING)
 TOOLS = (Artifact(f"org.apache.kafka:kafka-tools:{SERVER_VERSION}"), _LOGGING)
 CONNECTOR = (
     Artifact(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR_VERSION}", transitive=False),
-    # For delegation tokens, which are not used here; in a version that also partial mirrors of Maven Central have.
+    # For delegation tokens, which are not used here: the versions need not be equal.
     Artifact("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", transitive=False),
     Artifact(f"org.apache.kafka:kafka-clients:{CLIENT_VERSION}", transitive=False),
     Artifact("org.apache.commons:commons-pool2:2.13.1", transitive=False),

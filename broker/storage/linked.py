@@ -1,7 +1,7 @@
 """Files with two names: what was staged for a log, and became a segment of it, is one file with a name in each.
 
-Such a file is stamped before it gets its second name, and never changed after that. Whoever has to cut it, or to write
-behind its end, does that to a copy.
+Such a file is stamped before it gets its second name, and not changed while it has two. Whoever has to cut it, or to
+write behind its end, does that to a copy.
 """
 
 from __future__ import annotations

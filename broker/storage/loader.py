@@ -312,7 +312,7 @@ def _open_last(
         elif described < size:
             segment.sync()  # a killed process may leave bytes that are only in the page cache
     except OSError as error:  # any error: a second attempt could not trust the page cache
-        if segment.is_full and passes(error):  # it made a copy first; another try syncs the folder
+        if segment.is_adopted and passes(error):  # it made a copy first; another try syncs the folder
             raise
         errors.fail(error, "fdatasync of recovered bytes")
     if found.damaged:

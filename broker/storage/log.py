@@ -459,7 +459,7 @@ class Log:
         if (
             not epochs.is_saved
             or active.size + length > self._segment_bytes
-            or active.is_full
+            or active.is_adopted
             or active.is_old(self._segment_us, now_us)
         ):
             active = self._ready(length, now_us)
@@ -494,7 +494,7 @@ class Log:
         """The segment for an append of so many bytes. Saves a new leader epoch first, and rolls."""
         self._save_begun_epoch()
         active = self._active
-        if active.is_full or (
+        if active.is_adopted or (
             active.size
             and (active.size + length > self._segment_bytes or active.is_old(self._segment_us, now_us))
             and len(self._unsynced_rolls) < _ROLLS_AHEAD_MAX
@@ -1205,7 +1205,7 @@ class Log:
         position, end_offset = self.reader.boundary(view, number, offset)
         try:
             cut = segment.cut_copy(position, end_offset)
-            if cut.is_full:
+            if cut.is_adopted:
                 cut.copied_to(position)  # first: there may be no room
         except OSError as error:
             self._errors.refuse(error, "reading what stays of a segment")
@@ -1236,7 +1236,7 @@ class Log:
         self._snapshots.drop_producers_after(end_offset)
         self._disk.sync_dir(self.directory)
         segment.close()
-        if cut.is_full:
+        if cut.is_adopted:
             log.info("adopted_segment_cut", partition=self.label, base_offset=cut.base_offset, bytes=position)
         cut.cut(position)
         self._flushed_offset, self._flushed_position = end_offset, position

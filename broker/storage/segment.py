@@ -160,7 +160,7 @@ def base_offset_of(name: str, suffix: str) -> int | None:
 
 class Segment:
     """A segment's file, index and totals (size, end offset, maximum timestamp, append times, leader epoch). After an
-    append, the log sets `leader_epoch`. If it `is_full`, nothing may be appended: its file has a second name, under
+    append, the log sets `leader_epoch`. If it `is_adopted`, nothing may be appended: its file has a second name, under
     which it must stay as it is."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Segment:
         self._file: SharedFile | None = None
         self.index = Index(base_offset, index_interval_bytes)
         self.damaged: tuple[Damage, ...] = ()
-        self.is_full = False
+        self.is_adopted = False
         self._copy: tuple[int, int] | None = None  # see `copied_to`: its length and descriptor
         self.start_over()
 
@@ -197,7 +197,7 @@ class Segment:
     def open_for_append(self) -> None:
         self._file = SharedFile(self._disk, self._disk.open(self.path, write=True))
         self.size = self._disk.size(self._file.fd)
-        self.is_full = self.size > 0 and self._disk.name_count(self._file.fd) > 1
+        self.is_adopted = self.size > 0 and self._disk.name_count(self._file.fd) > 1
 
     def open_closed(self) -> None:
         """Set `size` from the file of a segment that is not appended to any more. The file is not kept open."""
@@ -432,7 +432,7 @@ class Segment:
                     raise
                 return False  # some file systems have no second names, and say so in various ways
         self.leader_epoch = leader_epoch
-        self.is_full = True
+        self.is_adopted = True
         return True
 
     def note(self, header: BatchHeader, base_offset: int, position: int, append_us: int) -> None:
@@ -454,12 +454,12 @@ class Segment:
     def cut(self, position: int) -> None:
         """Truncate the file durably, and set `size`. The caller updates index and the other totals. A file with another
         name is replaced."""
-        if self.is_full:
+        if self.is_adopted:
             copy, self._copy = self.copied_to(position), None
             self.close()
             self._file = SharedFile(self._disk, take_place(self._disk, self.path, copy))
             self._disk.sync_dir(self.path.parent)
-            self.is_full = False
+            self.is_adopted = False
         assert self._file is not None
         self._disk.truncate(self._file.fd, position)
         self._disk.sync(self._file.fd)

@@ -47,7 +47,7 @@ class ProducerSettings(ClientSettings, what="producer"):
     linger_ms = Setting(int, 5, between(0, INT_MAX),
         "How long a batch waits for more records. Larger: bigger batches, later delivery.")
     batch_size = Setting(int, 2_500_000, between(1, 1 << 30),
-        "Size in bytes at which a batch is sent without lingering. A topic's max.message.bytes is a limit too.")
+        "Size in bytes at which a batch is sent without lingering; rows of tables linger below 64 KiB alone. A topic's max.message.bytes is a limit too.")
     batch_records = Setting(int, 10_000, between(1, INT_MAX), "Number of records at which a batch is sent without lingering.")
     compression_type = Setting(str, "none", one_of("none", "lz4", "zstd"), "How batches are compressed.")
     buffer_memory = Setting(int, 64 * _MIB, between(1024, LONG_MAX),

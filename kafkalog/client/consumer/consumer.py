@@ -55,7 +55,7 @@ READING_CALLBACK = "a callback of a subscription cannot read: the call that call
 _FLAGS = {re.IGNORECASE: "i", re.DOTALL: "s", re.MULTILINE: "m"}
 _LEAVE_SECONDS = 2.0
 _STARTS = ("earliest", "latest", "committed")
-_Taken = TypeVar("_Taken")
+_Found = TypeVar("_Found")
 
 
 class MessageStream:
@@ -607,7 +607,7 @@ class Consumer:
 
         Returns:
             fewer after `timeout` seconds, or when closed, or when another member of the group is to read a partition of
-            theirs. A thousand and more keep the memory that they were received into, until they are let go.
+            theirs. If a thousand or more were asked for, the sequence holds the fetched memory until it is released.
 
         Raises:
             KafkalogError: as `messages`. Messages that had come before it are returned first.
@@ -733,8 +733,8 @@ class Consumer:
             membership.note_got(hand)
 
     def _next(
-        self, take: Callable[[Part, float | None, Hand], _Taken | None], part: Part, timeout: float | None, hand: Hand
-    ) -> _Taken | None:
+        self, take: Callable[[Part, float | None, Hand], _Found | None], part: Part, timeout: float | None, hand: Hand
+    ) -> _Found | None:
         """What `take` returns, a method of the cursors. Callbacks of the subscription run in between."""
         self._check_not_in_callback()
         if self._polled and hand not in self._polled and self._polled_by == threading.get_ident():

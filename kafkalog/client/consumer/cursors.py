@@ -613,8 +613,8 @@ class Cursors:
         """As `next_rows`: messages, so many at most, that are to be handed out together. They are unseen.
 
         Args:
-            together: how many are to be handed out together with those in `taken`. A thousand and more are not made
-                here: they are left as columns.
+            together: how many were asked for at once, those in `taken` among them. A thousand and more are left as
+                columns.
         """
         with self.fetcher.lock:
             self.put_hand_down(hand)
