@@ -589,15 +589,9 @@ class Cursors:
             KafkalogError: as `Fetcher.next`.
         """
         with self.fetcher.lock:
-            self.put_hand_down(hand)
-            cursors = self._cursors_of(part)
-            for cursor in cursors:
-                cursor.forget_given_up(hand)
-            if not self.is_late():
-                for cursor in cursors:
-                    if not cursor.is_through():
-                        hand.take_from(cursor, cursor.next_offset())
-                        return cursor
+            cursor = self._with_rows(part, hand)
+            if cursor is not None:
+                return cursor
         return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(self._take_rows, hand))
 
     def next_messages(
@@ -617,17 +611,24 @@ class Cursors:
                 columns.
         """
         with self.fetcher.lock:
-            self.put_hand_down(hand)
-            cursors = self._cursors_of(part)
-            for cursor in cursors:
-                cursor.forget_given_up(hand)
-            if not self.is_late():
-                for cursor in cursors:
-                    if not cursor.is_through():
-                        hand.take_from(cursor, cursor.next_offset())
-                        return _taken_from(cursor, hand, most)
+            cursor = self._with_rows(part, hand)
+            if cursor is not None:
+                return _taken_from(cursor, hand, most)
         take = self._take_columns if together >= ROWS_AT_ONCE else self._take_some
         return self.fetcher.next(partial(self._wanted, part, taken), timeout, partial(take, most, hand))
+
+    def _with_rows(self, part: Part, hand: Hand) -> Cursor | None:
+        """Lock held: a cursor with rows that were made and not handed out, for a hand, which puts down what it had."""
+        self.put_hand_down(hand)
+        cursors = self._cursors_of(part)
+        for cursor in cursors:
+            cursor.forget_given_up(hand)
+        if not self.is_late():
+            for cursor in cursors:
+                if not cursor.is_through():
+                    hand.take_from(cursor, cursor.next_offset())
+                    return cursor
+        return None
 
     def take_back(self, cursor: Cursor, offset: int) -> None:
         """Fetch again from a message that was taken out of its cursor, and not handed out."""
