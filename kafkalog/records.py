@@ -87,15 +87,29 @@ class Messages(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return as_messages(self._fields())
 
+    def __reversed__(self) -> Iterator[Message]:
+        return as_messages(reversed(list(self._fields())))
+
+    def index(self, value: object, *bounds: int) -> int:
+        return list(self).index(value, *bounds)  # type: ignore[arg-type]
+
     @overload
     def __getitem__(self, at: int) -> Message: ...
     @overload
     def __getitem__(self, at: slice) -> Messages: ...
     def __getitem__(self, at: int | slice) -> Message | Messages:
-        places = range(len(self))[at]
-        if isinstance(places, range):
-            return Messages([[self._at(place) for place in places]])
-        return Message(*self._at(places))
+        if isinstance(at, slice):
+            return Messages([list(self._fields())[at] if at.step not in (None, 1) else self._between(at)])
+        return Message(*self._at(range(len(self))[at]))
+
+    def _between(self, at: slice) -> list[MessageFields]:
+        first, end, _ = at.indices(len(self))
+        found: list[MessageFields] = []
+        for part, part_end in zip(self._parts, self._ends, strict=True):
+            part_first = part_end - len(part)
+            if first < part_end and part_first < end:
+                found += part[max(0, first - part_first) : end - part_first]
+        return found
 
     def _at(self, place: int) -> MessageFields:
         number = bisect_right(self._ends, place)

@@ -38,6 +38,7 @@ HAS_OFFSET = 8
 HAS_TIMESTAMP_DELTA = 16
 HAS_TIMES = HAS_TIMESTAMP | HAS_TIMESTAMP_DELTA
 """Either: the records' timestamps differ."""
+_MAY_LACK = HAS_TIMESTAMP | HAS_HEADERS | HAS_OFFSET  # columns with nulls that Arrow accepts and a record has not
 _KNOWN_BITS = HAS_TIMES | HAS_KEY | HAS_HEADERS | HAS_OFFSET
 DELTA_MAX = (1 << 31) - 1
 _FEW = 80  # deltas; numpy takes 2 us to begin, and then a third of the time for each
@@ -152,6 +153,12 @@ def joined(pieces: Sequence[Columns]) -> Columns:
     return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
 
 
+def copied(columns: Columns) -> Columns:
+    """The same records in memory of their own: a slice keeps all of what it is a slice of."""
+    arrays = [pa.concat_arrays([column, column.slice(0, 0)]) for column in columns.batch.columns]
+    return columns._replace(batch=pa.RecordBatch.from_arrays(arrays, schema=columns.batch.schema))
+
+
 def _times_in(pieces: Sequence[Columns]) -> npt.NDArray[np.int64]:
     """The timestamp of every record."""
     if not any(each.attributes & HAS_TIMES for each in pieces):
@@ -228,7 +235,27 @@ def decode_columns(header: BatchHeader, batch: memoryview, where: str = "a reque
             offset=header.base_offset,
             reason=f"it has {columns.num_rows} records, but its header says {header.record_count}",
         )
+    if header.attributes & _MAY_LACK:
+        fault = _null_fault(header.attributes, columns)
+        if fault:
+            raise CorruptBatch(partition=where, offset=header.base_offset, reason=fault)
     return columns
+
+
+def _null_fault(attributes: int, columns: pa.RecordBatch) -> str | None:
+    """What is null that must not be; None: nothing. Of deltas the one who stores them checks it (`_deltas_fault`)."""
+    if attributes & HAS_TIMESTAMP and columns.column(0).null_count:
+        return "a timestamp is null"
+    if attributes & HAS_OFFSET and columns.column("offset").null_count:
+        return "an offset is null"
+    if attributes & HAS_HEADERS:
+        headers = columns.column("headers")
+        assert isinstance(headers, pa.ListArray)
+        pairs = headers.flatten()
+        assert isinstance(pairs, pa.StructArray)
+        if pairs.null_count or pairs.field("key").null_count:
+            return "a header has no key"
+    return None
 
 
 def checked_columns(header: BatchHeader, batch: memoryview, where: str = "a request") -> pa.RecordBatch:

@@ -6,7 +6,6 @@ The fields are put together by C functions over whole columns, `binary_values` a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from itertools import chain, repeat
 from typing import NamedTuple, overload
 
@@ -42,7 +41,7 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 """The columns of `Consumer.arrow_batches`."""
-_FAST_LISTS = int(metadata.version("pyarrow").split(".")[0]) >= 26
+_FAST_LISTS = int(pa.__version__.split(".")[0]) >= 26
 ROWS_AT_ONCE = 1000
 """Messages by the thousand stay in the processor's cache; ten thousand at once take 1.5 times as long."""
 
@@ -90,10 +89,10 @@ class Rows(Sequence[MessageFields]):
     @overload
     def __getitem__(self, at: slice) -> list[MessageFields]: ...
     def __getitem__(self, at: int | slice) -> MessageFields | list[MessageFields]:
-        places = range(len(self))[at]
-        if isinstance(places, range):
-            return [self[place] for place in places]
-        return next(self._some(places, 1))
+        if isinstance(at, slice):
+            first, end, step = at.indices(len(self))
+            return list(self._some(first, max(0, end - first))) if step == 1 else list(self)[at]
+        return next(self._some(range(len(self))[at], 1))
 
 
 def _fields(partition: TopicPartition, topic_id: bytes, decoded: Decoded) -> Iterator[MessageFields]:

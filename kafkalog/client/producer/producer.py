@@ -41,7 +41,7 @@ from kafkalog.errors import (
 )
 from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS
-from kafkalog.format.columns import Headers
+from kafkalog.format.columns import Headers, copied
 from kafkalog.net.forks import after_fork
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2
@@ -64,6 +64,7 @@ _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 
 _TIMESTAMP_MAX = (1 << 63) - 1
 _LINGERS_BELOW = 64 * 1024  # bytes of a table's rows for one partition: larger batches cost little beside their rows
 _RESERVATION = 16 * 1024
+_HELD_UP_SECONDS = 1.0  # rows for a partition that has sent nothing for so long will wait longer than their table's
 _JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
 _EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
 
@@ -406,6 +407,8 @@ class Producer:
                 self._check_usable(route)
             queue = route.queues[chunk.partition]
             deadline = time.monotonic() + self._delivery_timeout
+            if deadline - queue.first_deadline > _HELD_UP_SECONDS and 2 * size < columns.batch.get_total_buffer_size():
+                columns = copied(columns)  # else these few rows keep the memory of their whole table
             batch = queue.last_of_tables(columns, size, rows_max, bytes_max, deadline)
             if batch is not None:
                 index = batch.count
@@ -419,7 +422,8 @@ class Producer:
                 batch = Batch(queue, time.monotonic() + self._linger if lingers else 0.0, deadline)
                 batch.charged = charge
                 batch.add_rows(columns, size)
-                self._accumulator.close_batch(queue)  # of records
+                if queue.open is not None:
+                    self._hurry(queue)  # the rows did not join it: it lingers no more
                 queue.put(batch)
                 self._accumulator.started(batch)
                 self._has_work(queue, batch.linger_until)

@@ -28,6 +28,7 @@ from kafkalog.format.columns import (
     checked_columns,
     columns_from_arrays,
     columns_from_lists,
+    copied,
     decode_columns,
     encode_columns,
     joined,
@@ -345,6 +346,46 @@ def test_deltas_are_accepted_only_if_they_are_0_to_the_headers_span(
 def test_bad_deltas_are_refused_with_a_sentence(deltas: list[int | None], span: int, sentence: str, times: int) -> None:
     with pytest.raises(CorruptBatch, match=sentence):
         checked_columns(*with_deltas(deltas * times, span))
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize(
+    ("attributes", "first", "sentence"),
+    [
+        (HAS_HEADERS, [[None]], "a header has no key"),
+        (HAS_HEADERS, [[{"key": None, "value": b"x"}]], "a header has no key"),
+        (HAS_HEADERS, [[{"key": "k", "value": b"x"}, None]], "a header has no key"),
+        (HAS_HEADERS, [None, []], None),
+        (HAS_HEADERS, [[{"key": "", "value": None}]], None),
+        (HAS_OFFSET, [None, 3], "an offset is null"),
+        (HAS_OFFSET, [2, 3], None),
+        (HAS_TIMESTAMP, [None, 3], "a timestamp is null"),
+        (HAS_TIMESTAMP, [2, 3], None),
+    ],
+)
+def test_a_null_where_a_record_has_none_is_refused(
+    attributes: int, first: list[Any], sentence: str | None, codec: str
+) -> None:
+    """Arrow accepts it, and whoever reads the batch would fail at it later."""
+    found: dict[str, pa.Array] = {"value": pa.array([b"v"] * len(first), pa.binary())}
+    [name] = set(SCHEMAS[attributes].names) - set(found)
+    found[name] = pa.array(first, SCHEMAS[attributes].field(name).type)
+    columns = pa.RecordBatch.from_arrays(
+        [found[each] for each in SCHEMAS[attributes].names], schema=SCHEMAS[attributes]
+    )
+    header, data = batch_of(Columns(columns, attributes, 2, 3), codec)
+    if sentence is None:
+        assert decode_columns(header, data).num_rows == len(first)
+    else:
+        with pytest.raises(CorruptBatch, match=sentence):
+            decode_columns(header, data)
+
+
+def test_a_copy_of_a_slice_has_memory_of_its_own() -> None:
+    whole = columns_from_lists([b"%d" % number * 100 for number in range(1000)], 5, [b"k"] * 1000)
+    part = whole._replace(batch=whole.batch.slice(500, 3))
+    assert copied(part) == part
+    assert copied(part).batch.get_total_buffer_size() < 4000 < part.batch.get_total_buffer_size()
 
 
 def test_deltas_with_a_bitmap_that_has_no_null_are_accepted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
+from kafkalog.client.producer import producer as module
 from kafkalog.client.producer.partitioner import partition_for_key
 from kafkalog.client.producer.queue import PartitionQueue
 from kafkalog.client.producer.sender import Sender
@@ -351,6 +353,45 @@ def test_tables_and_records_keep_the_order_in_which_they_were_sent(cluster: Loca
             producer.send(made, b"%d" % number, partition=1)
             producer.send_arrow(made, pa.table({"value": [b"%d" % (number + 1)]}), partition=1)
     assert values(read(cluster, made, 50)[1]) == [b"%d" % number for number in range(50)]
+
+
+@pytest.mark.parametrize("first", ["record", "keyed rows", "records by key"])
+def test_what_rows_of_a_table_do_not_join_lingers_no_longer(cluster: LocalCluster, made: str, first: str) -> None:
+    with Producer(cluster.bootstrap_servers, linger_ms=60_000) as producer:
+        delivery: Any
+        if first == "keyed rows":
+            delivery = producer.send_arrow(made, pa.table({"value": [b"0"], "key": [b"k"]}), partition=1)
+        else:
+            delivery = producer.send(made, b"0", b"k" if "key" in first else None, partition=1)
+        rows = producer.send_arrow(made, pa.table({"value": [b"1"]}), partition=1)
+        delivery.result(30)
+        assert not rows.done()
+    assert values(read(cluster, made, 2)[1]) == [b"0", b"1"]
+
+
+def test_rows_of_a_partition_that_is_held_up_do_not_keep_their_tables(
+    cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a slice of the memory of all of its table's rows."""
+    monkeypatch.setattr(module, "_HELD_UP_SECONDS", -1.0)
+    admin.create_topic(topic, partitions=10)
+    can_send, is_held = PartitionQueue.can_send, True
+    monkeypatch.setattr(
+        PartitionQueue,
+        "can_send",
+        lambda queue, now: can_send(queue, now) and not (is_held and queue.topic_partition.partition == 0),
+    )
+    value = os.urandom(2000)
+    numbers = pa.array([row % 10 for row in range(1000)], pa.int32())
+    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+        before = pa.total_allocated_bytes()
+        for _ in range(20):
+            sent = producer.send_arrow(topic, pa.table({"value": pa.array([value] * 1000), "partition": numbers}))
+            waited_for(lambda runs=sent._runs: all(run.batch.done for run in runs[1:]))  # type: ignore[misc]
+        assert pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000
+        is_held = False
+    found = read(cluster, topic, 20 * 1000)
+    assert {partition: len(messages) for partition, messages in found.items()} == dict.fromkeys(range(10), 2000)
 
 
 def test_rows_with_and_without_keys_partitions_and_headers_keep_their_order(
