@@ -9,6 +9,7 @@ Small batches are joined before they go to Spark, because every batch costs Spar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,6 +55,7 @@ _MAY_BE_NULL = ("key", "value", "headers")
 _SPREADING = frozenset({"key", "partition", "topic"})
 """With one of these, rows to write go to various partitions."""
 _GATHERED_BYTES = 8 << 20
+_GATHERED_SECONDS = 0.5
 
 JOINED_ROWS = 10_000
 JOINED_BYTES = 2 << 20
@@ -283,19 +285,21 @@ def _warn_of_times(type_name: str) -> None:
 
 def gathered(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Spark's batches, several together if their rows go to various partitions or topics: of 10,000 rows, a partition
-    of 64 gets 156, and a record batch costs as much as 100 rows. Rows keep their order."""
+    of 64 gets 156, and a record batch costs as much as 100 rows. Rows keep their order. None waits for long."""
     if _SPREADING.isdisjoint(columns):
         yield from batches
         return
     rows: list[pa.RecordBatch] = []
-    size = 0
+    size, since = 0, time.monotonic()
     for batch in batches:
-        if rows and size + batch.nbytes > 2 * _GATHERED_BYTES:
+        if not rows:
+            since = time.monotonic()
+        elif size + batch.nbytes > 2 * _GATHERED_BYTES:
             yield from _joined(rows)
             rows, size = [], 0
         rows.append(batch)
         size += batch.nbytes
-        if size >= _GATHERED_BYTES:
+        if size >= _GATHERED_BYTES or time.monotonic() - since >= _GATHERED_SECONDS:
             yield from _joined(rows)
             rows, size = [], 0
     if rows:

@@ -66,6 +66,8 @@ def write_stream(
     given = _given(options, topic=topic, checkpointLocation=checkpoint_location, delivery=delivery)
     check_names(given)
     location = _location(df, given, query_name)
+    if location is not None:
+        given[_CHECKPOINT] = location = _absolute(df, location)
     stream = written_by(StreamWriter(df.schema, given), df).outputMode(output_mode)
     if location is not None:
         stream = stream.option(_CHECKPOINT, location)
@@ -129,23 +131,42 @@ def _given(options: Mapping[str, Any], **named: str | None) -> dict[str, str]:
     """The options as texts, as Spark hands them to a format."""
     from pyspark.sql.utils import to_str
 
-    texts = {name: to_str(value) for name, value in [*options.items(), *named.items()] if value is not None}
-    return {name: text for name, text in texts.items() if text is not None}
+    from kafkalog.errors import InvalidArgument
+
+    given: dict[str, str] = {}
+    for name, value in [*options.items(), *named.items()]:
+        text = to_str(value)
+        if text is not None:
+            if name.lower() in map(str.lower, given):
+                raise InvalidArgument(reason=f"the option {name} is given twice")
+            given[name] = text
+    return given
 
 
-def _location(df: DataFrame, options: Mapping[str, str], query_name: str | None) -> str | None:
-    """The checkpoint's; None if the session says where, and the query has a name, without which it would get another
-    folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query that is started again
+def _location(df: DataFrame, options: dict[str, str], query_name: str | None) -> str | None:
+    """The checkpoint's, taken out of the options; None if the session says where, and the query has a name, without
+    which it would get another folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query that is started again
     would write its rows again."""
     from kafkalog.errors import InvalidArgument
 
-    location = next((text for name, text in options.items() if name.lower() == _CHECKPOINT.lower()), None)
+    name = next((name for name in options if name.lower() == _CHECKPOINT.lower()), None)
+    location = None if name is None else options.pop(name)
     if location is None and (query_name is None or not df.sparkSession.conf.get(_CONFIGURED, None)):
         raise InvalidArgument(
             reason=f"checkpoint_location is missing: give it, or set {_CONFIGURED} and give query_name. A query that "
             "starts again continues from its checkpoint"
         )
     return location
+
+
+def _absolute(df: DataFrame, location: str) -> str:
+    """A relative path as Spark takes it: from the directory where Java was started. This process commits, and looks
+    into the checkpoint; it may have gone elsewhere since."""
+    session: Any = df.sparkSession
+    path = session._jvm.org.apache.hadoop.fs.Path(location)
+    if path.isUriPathAbsolute():
+        return location
+    return str(path.getFileSystem(session._jsc.hadoopConfiguration()).makeQualified(path))
 
 
 def _picked(df: DataFrame, columns: tuple[str, ...]) -> DataFrame:

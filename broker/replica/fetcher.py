@@ -8,8 +8,10 @@ partition is that partition's. `connected` begins; then requests and answers alt
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
+from broker.replica.following import Position
 from broker.replica.leadership import IN_FLIGHT_MAX
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
@@ -40,6 +42,7 @@ _WAIT_MS = 500
 _MAX_BYTES = 8 << 20
 _MENDED_SECONDS = 0.5
 _NAMED_MAX = 5_000  # positions in one request: a frame's header is at most 1 MiB
+FILES_NAMED_MAX = 10_000  # and files of staged data, of 40 bytes each; more only of one partition
 _SOON = (NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch, OffsetOutOfRange)
 """One of the two sides has not heard of an election yet, or the log of an old leader was cut."""
 Key = tuple[bytes, int]
@@ -164,21 +167,37 @@ class ReplicaFetcher:
                 if key in self._replicas:  # repaired: it may join now
                     self._due[key] = 0.0
             keys = [key for key, at in self._due.items() if at <= now][:_NAMED_MAX]
-            due = {key: self._replicas[key] for key in keys}
+            due = deque((key, self._replicas[key]) for key in keys)
             for key in keys:
                 del self._due[key]
+        named: list[pb.ReplicaPosition] = []
+        files = 0
+        while due:
+            key, replica = due[0]
+            at = self._at(key, replica)
+            if at is not None:
+                files += len(at.staged)
+                if named and files > FILES_NAMED_MAX:
+                    break
+                named.append(self._position(key, at))
+            due.popleft()
+        with self._lock:
+            for key, _ in due:  # in the next request
+                if key in self._replicas:
+                    self._due.setdefault(key, 0.0)
             wait = min(self._due.values(), default=None)
-        named = [position for key, replica in due.items() if (position := self._position(key, replica)) is not None]
         return left + named, None if wait is None else max(0.0, wait - now)
 
-    def _position(self, key: Key, replica: Partition) -> pb.ReplicaPosition | None:
+    def _at(self, key: Key, replica: Partition) -> Position | None:
+        """Where a replica's copy ends, if this broker is its leader."""
         try:
             at = replica.following.position()
         except KafkalogError as error:  # closed; the host opens it again, or not
             self._failed(key, error, 1.0)
             return None
-        if at.leader_id != self.leader_id:
-            return None
+        return at if at.leader_id == self.leader_id else None
+
+    def _position(self, key: Key, at: Position) -> pb.ReplicaPosition:
         position = pb.ReplicaPosition(
             topic_id=key[0],
             partition=key[1],

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from broker.replica.fetcher import FILES_NAMED_MAX
 from broker.replica.host import Host
 from broker.replica.leadership import IN_FLIGHT_MAX, Pulse
 from broker.replica.partition import Partition
@@ -93,6 +94,7 @@ class ReplicaSession:
         self._failed: dict[_Key, tuple[int, KafkalogError]] = {}  # of the last request, with the leader epochs in it
         self._dirty: dict[_Key, None] = {}  # in order; others add to it
         self._unsettled: dict[_Key, None] = {}  # whose followers may not know the high watermark
+        self._files_named = 0  # in the answer that is being made
         self._answered_at = deque([-math.inf] * IN_FLIGHT_MAX, IN_FLIGHT_MAX)  # the last answers
 
     def take(self, request: pb.ReplicaFetchRequest) -> None:
@@ -165,8 +167,9 @@ class ReplicaSession:
         try:
             self._add_failures(answer)
             left = min(max_bytes, BODY_MAX)
+            self._files_named = 0
             for key in list(self._dirty):
-                if answer.slices and (left <= 0 or answer.is_full):
+                if self._files_named > FILES_NAMED_MAX or (answer.slices and (left <= 0 or answer.is_full)):
                     break
                 del self._dirty[key]  # first: what comes from here on marks it again
                 left -= self._look(key, left, answer)
@@ -239,6 +242,8 @@ class ReplicaSession:
             if files is not None:
                 news.names_staged = True
                 news.staged.extend(pb.StagedFile(**each._asdict()) for each in files)
+                self._files_named += len(files)
+            self._files_named += len(lacking)
             for each, found in lacking:
                 answer.slices.append(found)
                 news.pieces.add(

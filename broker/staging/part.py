@@ -86,6 +86,11 @@ class StagedFile:
         self._file = SharedFile(self._disk, self._disk.create(self.path))
         self._is_writable = True
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether it is open to be appended to."""
+        return self._is_writable
+
     def open_for_append(self, length: int | None = None) -> bool:
         """Go on with a file that an earlier process made, or that has become a segment too: then with a copy, of its
         first `length` bytes. Returns whether it is one, whose name is to be synced. Raises OSError."""

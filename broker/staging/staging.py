@@ -94,6 +94,9 @@ COMPLETE = "complete"
 _FILE_BYTES = 64 << 20
 _OWN_FROM = 8 << 20
 """Bytes of a part after which it gets files of its own: a file costs as much as writing a megabyte or two."""
+_OWN_MAX = 256
+"""Files of parts in a partition. More parts than that go on in the file that all share: leader and follower name all
+files in each fetch that copies any of them."""
 _ADOPTED_MIN = 32 << 20
 """Smaller files are copied into the log, so that it does not come to consist of small segments."""
 _BATCH_MIN = 256 << 10
@@ -101,8 +104,11 @@ _BATCH_MIN = 256 << 10
 these are synced. 5,000 batches of 50 KB took 0.13 s."""
 _EPOCH_BITS = 32
 """Of a file's number, those below the leader epoch."""
+_PIECES_MAX = 1000  # that a follower gets at once
 _WASTE_MAX = 8 << 20
 _SYNC_AHEAD_BYTES = 8 << 20
+_SYNC_AHEAD_FILES = 32
+"""Files opened to be written to, after which they are synced, too: a sync closes them."""
 _CHECK_LASTS_SECONDS = 10.0
 """A set that was found undamaged is not read again for so long: an apply comes right after the check by `prepare`."""
 
@@ -208,7 +214,8 @@ class Staging:
         self._next_number = 0
         self.staged_end = 0
         """Bytes staged here since the start: the place in what followers copy."""
-        self._synced_to = 0  # of those, what the last sync has synced, or tried to
+        self._unsynced = 0  # bytes written since the last sync, here or with copies
+        self._opened = 0  # parts' files that were opened for it since the last sync
         self._has_unsynced_set = False  # a set came with a copy, or with the files of an earlier process
         self._is_stale = False  # what is known is not what the files say
         self._gone: list[StagedFile] = []  # copies removed since it was known what the files say
@@ -483,9 +490,9 @@ class Staging:
                 if part.sets:
                     raise InvalidRequest(reason=f"part {part.number} for {self.label} is prepared and cannot grow")
                 now_us = self._clock.now_us()
-                if part.length >= _OWN_FROM and self._segment_bytes() >= _ADOPTED_MIN:
-                    file, position = self._write_own(part, new)
-                    between = 0
+                own = self._own_file(part, new)
+                if own is not None:
+                    file, position, between = own, self._append_own(own, new), 0
                 else:
                     file, position = self._write(
                         [(BATCH, header.base_sequence, uuid, header.crc, data) for header, data in new], now_us
@@ -524,17 +531,38 @@ class Staging:
             buffers += (frame(file.salt, kind, len(data), number, uuid, now_us, crc), data)
         return file, self._append(file, buffers, start + length) + start + FRAME_SIZE
 
-    def _write_own(self, part: Part, batches: Sequence[Batch]) -> tuple[StagedFile, int]:
-        """Write batches to the part's own file; returns it, and the position of the first."""
-        length = sum(len(data) for _, data in batches)
+    def _own_file(self, part: Part, batches: Sequence[Batch]) -> StagedFile | None:
+        """The file of a part alone that the next batches go to; None: they go to the one that all share."""
+        segment_bytes = self._segment_bytes()
+        if part.length < _OWN_FROM or segment_bytes < _ADOPTED_MIN:
+            return None
         file = part.file
-        if file is None or self._files.get(file.number) is not file:  # empty, for lack of room, and removed
-            file = part.file = self._new_file(secrets.randbits(64), part.uuid)
-        elif file.size and file.size + length > self._segment_bytes():
-            part.file = self._new_file(secrets.randbits(64), part.uuid)
+        if file is not None and self._files.get(file.number) is not file:  # empty, for lack of room, and removed
+            file = None
+        length = sum(len(data) for _, data in batches)
+        if file is not None and (not file.size or file.size + length <= segment_bytes):
+            return file
+        if sum(1 for each in self._files.values() if each.part) >= _OWN_MAX:
+            return None
+        part.file = self._new_file(secrets.randbits(64), part.uuid)
+        self._opened += 1
+        if file is not None:
             file.close_if_synced()  # else the sync does it
-            file = part.file
-        return file, self._append(file, [data for _, data in batches], length)
+        return part.file
+
+    def _append_own(self, file: StagedFile, batches: Sequence[Batch]) -> int:
+        """Write batches to a part's own file; returns the position of the first."""
+        self._open_for_append(file)
+        return self._append(file, [data for _, data in batches], sum(len(data) for _, data in batches))
+
+    def _open_for_append(self, file: StagedFile) -> None:
+        """Open a part's file, or a copy, again: a sync has closed it. Raises DiskFull, StorageFailed, FileRefused."""
+        if not file.is_writable:
+            try:
+                self._names_made += file.open_for_append()
+            except OSError as error:
+                self._refuse(error, "opening a staged file")
+            self._opened += 1
 
     def _append(self, file: StagedFile, buffers: list[Buffer], length: int) -> int:
         """Write at the end of a file; returns the position."""
@@ -549,6 +577,7 @@ class Staging:
             file.runs.append((position, self.staged_end))
         self._written = self._now()
         self.staged_end += length
+        self._unsynced += length
         return position
 
     def _file_for(self, length: int) -> StagedFile:
@@ -645,7 +674,7 @@ class Staging:
                 size = sizes.get(file.number, 0)
                 if size < file.size:
                     reached = min(reached, file.reached(size))
-                    if left > 0:
+                    if left > 0 and len(pieces) < _PIECES_MAX:
                         pieces.append(StagedPiece(file, size, min(left, file.size - size)))
                         left -= pieces[-1].length
         if kept == sorted(copies):
@@ -689,6 +718,8 @@ class Staging:
                 raise InvalidRequest(reason=reason)
             if file is None:
                 file = self._make_copy(number, salt, part, data)
+                self._opened += 1
+            self._opened += not file.is_writable
             try:
                 self._names_made += file.open_for_append()
                 file.append([data], len(data))
@@ -697,7 +728,9 @@ class Staging:
             except OSError as error:
                 self._errors.refuse(error, "copying what is staged")
             self._written = self._now()
+            self._unsynced += len(data)
             self._replay_copy(file)
+            self._ask_sync_ahead()
 
     def _make_copy(self, number: int, salt: int | None, part: bytes, data: Buffer) -> StagedFile:
         salt = salt if part else salt_of(memoryview(data))
@@ -1169,7 +1202,7 @@ class Staging:
     # --- syncing -------------------------------------------------------------------------------------------------
 
     def _ask_sync_ahead(self) -> None:
-        if not self._sync_asked and self.staged_end - self._synced_to >= _SYNC_AHEAD_BYTES:
+        if not self._sync_asked and (self._unsynced >= _SYNC_AHEAD_BYTES or self._opened >= _SYNC_AHEAD_FILES):
             self._sync_asked = True
             self._services.flusher.soon(self._sync_task)
 
@@ -1196,7 +1229,7 @@ class Staging:
             with self._lock:
                 self._check_usable()
                 self._sync_asked = False
-                self._synced_to = self.staged_end
+                self._unsynced = self._opened = 0
                 names, drops, removed = self._names_made, self._drops_made, set(self._removed)
                 unsynced = [(file, file.size, file.changes) for file in self._files.values() if file.synced < file.size]
             for file, size, changes in unsynced:
@@ -1233,9 +1266,8 @@ class Staging:
                 return  # it was cut, or replaced, and has its next sync
             self.synced_bytes += size - file.synced
             file.synced = size
-            part = self._parts.get(file.part)
-            if part is not None and (part.sets or part.file is not file):
-                file.close_if_synced()  # nothing more comes, and a set may have many
+            if file is not self._active:
+                file.close_if_synced()  # a write may have many, and be decided hours later
 
     # --- the end -------------------------------------------------------------------------------------------------
 

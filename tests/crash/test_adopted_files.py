@@ -22,7 +22,7 @@ from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
 from tests.crash.memory_disk import MemoryDisk
-from tests.crash.test_staged_writes import FIRST, LOOSE, SECOND, apply, copy_staged, known, lead_in, visible
+from tests.crash.test_staged_writes import FIRST, LOOSE, SECOND, Set, apply, copy_staged, known, lead_in, visible
 from tests.crash.workload import open_directory
 
 
@@ -756,6 +756,76 @@ def test_a_sync_is_asked_for_each_so_many_bytes_whichever_files_have_them(monkey
     for part, batches in parts:
         partition.staged.stage(SECOND.uuid(part), [batches[2]])
     assert len(asked) == 1
+
+
+MANY = Set(SECOND.producer, 1, tuple((part, 4) for part in range(7)))
+
+
+def test_parts_for_which_there_are_no_more_files_go_on_in_the_one_that_all_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Leader and follower name all files in each fetch: a broker had so many that their names did not fit into one."""
+    monkeypatch.setattr(staging, "_OWN_MAX", 3)
+    disks, partitions = begun(2)
+    leader, follower = partitions
+    for number in range(4):
+        for part in (6, 0, 5, 1, 4, 2, 3):
+            leader.staged.stage(MANY.uuid(part), [MANY.batches(part)[number]])
+    assert len(part_files(disks[0], leader)) == 3
+    copy_staged(leader, follower, 3)
+    for disk, partition in zip(disks, partitions, strict=True):
+        for again in (partition, open_partition(open_directory(disk.after_kill()), leader_epoch=4)):
+            lead_in(again, 5)
+            again.staged.prepare(MANY.prepared(0))
+            again.staged.keep_prepared(MANY.commit_uuid)
+            apply(again, MANY)
+            assert visible(again) == MANY.values
+
+
+def test_a_part_goes_on_in_a_file_of_its_own_once_others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_OWN_MAX", 1)
+    [disk], [partition] = begun()
+    for part in (0, 1):
+        for batch in MANY.batches(part)[:2]:
+            partition.staged.stage(MANY.uuid(part), [batch])
+    partition.staged.abort([MANY.uuid(0)])
+    assert part_files(disk, partition) == []
+    for batch in MANY.batches(1)[2:]:
+        partition.staged.stage(MANY.uuid(1), [batch])
+    assert len(part_files(disk, partition)) == 1
+
+
+def test_parts_that_wait_for_their_decision_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write may have thousands of them, and wait for hours."""
+    monkeypatch.setattr(staging, "_SYNC_AHEAD_FILES", 3)
+    disks, partitions = begun(2)
+    asked: list[list[object]] = [[], []]
+    for partition, those in zip(partitions, asked, strict=True):
+        monkeypatch.setattr(partition._staging._services.flusher, "soon", those.append)
+    leader, follower = partitions
+
+    def open_files(partition: Partition) -> int:
+        return sum(file.is_open for file in partition._staging._files.values() if file.part)
+
+    for part in range(7):
+        for batch in MANY.batches(part)[:2]:
+            leader.staged.stage(MANY.uuid(part), [batch])
+    copy_staged(leader, follower, 3)
+    for partition, those in zip(partitions, asked, strict=True):
+        assert open_files(partition) == 7 and len(those) == 1
+        partition._staging.sync()
+        assert open_files(partition) == 0
+    lead_in(leader, 3)
+    for part in range(7):
+        for batch in MANY.batches(part)[2:]:
+            leader.staged.stage(MANY.uuid(part), [batch])
+    copy_staged(leader, follower, 3)
+    assert len(part_files(disks[0], leader)) == len(part_files(disks[1], follower)) == 7
+    lead_in(follower, 4)
+    follower.staged.prepare(MANY.prepared(0))
+    follower.staged.keep_prepared(MANY.commit_uuid)
+    apply(follower, MANY)
+    assert visible(follower) == MANY.values
 
 
 def test_files_of_parts_agree_each_by_itself() -> None:

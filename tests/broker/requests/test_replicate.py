@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from broker.replica import fetcher as fetcher_module
 from broker.replica.fetcher import ReplicaFetcher
 from broker.replica.following import Following, Position
 from broker.replica.metadata import Metadata
 from broker.replica.partition import Partition
 from broker.replica.role import Role
 from broker.replica.throttle import Throttle
-from broker.requests import fetch
+from broker.requests import fetch, replicate
 from broker.requests.replicate import ReplicaSession
+from broker.staging import staging
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
 from kafkalog.clock import SYSTEM_CLOCK
@@ -225,6 +227,51 @@ def test_a_follower_without_room_for_records_deletes_what_its_leader_has_deleted
     with pytest.raises(DiskFull):
         fetcher._take_news((TOPIC_ID, 0), replica, news, memoryview(b"x"))
     assert (replica.start_offset, kept) == (3, [[]])
+
+
+def test_files_of_staged_data_are_named_in_several_requests_and_answers_if_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names are to fit into a frame's header, which has a limit."""
+    monkeypatch.setattr(fetcher_module, "FILES_NAMED_MAX", 7)
+    monkeypatch.setattr(replicate, "FILES_NAMED_MAX", 7)
+    monkeypatch.setattr(staging, "_OWN_FROM", 1)
+    monkeypatch.setattr(staging, "_ADOPTED_MIN", 1)
+    directory = LogDirectory(tmp_path)
+    host: Any = Leading(directory, 6)
+    for partition in host.partitions:
+        for part in range(partition.number * 2):
+            uuid = b"%d-%d" % (partition.number, part) + bytes(13)
+            for number in range(2):
+                partition.staged.stage(uuid[:16], [batch(number, part=part)])
+    session = ReplicaSession(host, SYSTEM_CLOCK, 0, lambda: None)
+    session.take(request(1, 6))
+    answered: list[list[int]] = []
+    while (answer := session.answer(1 << 20, False)) is not None:
+        counts = (len(each.staged) + len(each.pieces) for each in answer.reply.partitions)
+        answered.append([count for count in counts if count])
+        answer.close()
+    assert sum(map(len, answered)) == 5 < sum(map(sum, answered)), answered  # all, with their files
+    assert len(answered) > 2 and all(sum(each[:-1]) <= 7 for each in answered), answered
+
+    metadata = Metadata(host)
+    fetcher = ReplicaFetcher(2, 0, "here", metadata, SYSTEM_CLOCK, Throttle(), lambda *_: None)
+    for partition in host.partitions:
+        partition.role.follow(2, 5)
+        fetcher.follow((TOPIC_ID, partition.number), partition)
+    named: list[list[tuple[int, int]]] = []
+    for _ in range(10):
+        fetcher._in_flight = 0
+        asked, wait = fetcher.next_request()
+        assert asked is not None
+        named.append([(each.partition, len(each.staged)) for each in asked.partitions])
+        if wait is None:
+            break
+        assert wait == 0.0
+    assert sorted(number for each in named for number, _ in each) == list(range(6))
+    assert all(len(each) == 1 or sum(files for _, files in each) <= 7 for each in named), named
+    assert len(named) > 2
+    directory.close()
 
 
 def registered(directory: str, epoch: int) -> dict[int, BrokerRecord]:

@@ -4,6 +4,7 @@ Tasks and drivers that end at any step of a commit are in `test_fire.py`."""
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,48 @@ def values(messages: list[Message]) -> list[bytes | None]:
     return [message.value for message in messages]
 
 
+@pytest.fixture
+def relative(spark: SparkSession) -> Iterator[str]:
+    """A folder's name, that is in Java's working directory once it is made."""
+    context: Any = spark.sparkContext
+    name = f"checkpoint-{uuid.uuid4()}"
+    yield name
+    shutil.rmtree(Path(context._jvm.java.lang.System.getProperty("user.dir")) / name)
+
+
 def decided(brokers: Cluster, query: StreamingQuery) -> list[int]:
     request = transactions_pb2.ReadDecisionsRequest(transactional_ids=[f"spark-stream-{query.id}"])
     return [each.batch_id for each in brokers.call("ReadDecisions", request).decisions]
 
 
 # --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_a_relative_checkpoint_is_where_java_was_started_wherever_this_process_is(
+    lines: TextFiles,
+    admin: Admin,
+    options: dict[str, str],
+    topic: str,
+    messages_in: MessagesIn,
+    relative: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The commit looks into it, to notice a copy of the checkpoint."""
+    admin.create_topic(topic)
+    monkeypatch.chdir(tmp_path)
+    for line in ("a", "b"):
+        lines.add(line)
+        run(lines.rows(), options, Path(relative))
+    assert values(messages_in(topic)) == [b"a", b"b"]
+    assert "checkpoint_not_read" not in caplog.text
+    assert not (tmp_path / relative).exists()
+
+
+def test_an_option_that_is_given_twice_is_refused(lines: TextFiles, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="the option checkpointLocation is given twice"):
+        write_stream(lines.rows(), checkpoint_location="a", **{**options, "checkpointlocation": "b"})
 
 
 @DELIVERIES
