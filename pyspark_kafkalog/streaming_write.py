@@ -145,8 +145,8 @@ def _given(options: Mapping[str, Any], **named: str | None) -> dict[str, str]:
 
 def _location(df: DataFrame, options: dict[str, str], query_name: str | None) -> str | None:
     """The checkpoint's, taken out of the options; None if the session says where, and the query has a name, without
-    which it would get another folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query that is started again
-    would write its rows again."""
+    which it would get another folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query
+    that is started again would write its rows again."""
     from kafkalog.errors import InvalidArgument
 
     name = next((name for name in options if name.lower() == _CHECKPOINT.lower()), None)
