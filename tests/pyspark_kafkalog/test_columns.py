@@ -279,7 +279,7 @@ def test_batches_whose_rows_go_to_various_partitions_are_written_together(monkey
 def test_rows_wait_for_others_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [rows_to_write(value=[f"{number}"] * 10, key=["k"] * 10) for number in range(7)]
     at = iter([0.0, *(0.2 * number for number in range(20))])  # it looks twice at the first of some
-    monkeypatch.setattr(columns.time, "monotonic", lambda: next(at))
+    monkeypatch.setattr("pyspark_kafkalog.columns.time.monotonic", lambda: next(at))
     gathered = list(columns.gathered(iter(rows), ("value", "key")))
     assert [batch.num_rows for batch in gathered] == [30, 30, 10]
     assert pa.Table.from_batches(gathered).to_pylist() == pa.Table.from_batches(rows).to_pylist()

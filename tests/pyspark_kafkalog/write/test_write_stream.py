@@ -118,7 +118,7 @@ def test_a_relative_checkpoint_is_where_java_was_started_wherever_this_process_i
 
 def test_an_option_that_is_given_twice_is_refused(lines: TextFiles, options: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="the option checkpointLocation is given twice"):
-        write_stream(lines.rows(), checkpoint_location="a", **{**options, "checkpointlocation": "b"})
+        run(lines.rows(), options, Path("a"), checkpointlocation="b")
 
 
 @DELIVERIES
