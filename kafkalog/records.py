@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import eq
@@ -90,8 +90,8 @@ class Messages(Sequence[Message]):
     def __reversed__(self) -> Iterator[Message]:
         return as_messages(reversed(list(self._fields())))
 
-    def index(self, value: object, *bounds: int) -> int:
-        return list(self).index(value, *bounds)  # type: ignore[arg-type]
+    def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
+        return list(self).index(value, start, len(self) if stop is None else stop)  # type: ignore[arg-type]
 
     @overload
     def __getitem__(self, at: int) -> Message: ...
@@ -105,10 +105,10 @@ class Messages(Sequence[Message]):
     def _between(self, at: slice) -> list[MessageFields]:
         first, end, _ = at.indices(len(self))
         found: list[MessageFields] = []
-        for part, part_end in zip(self._parts, self._ends, strict=True):
-            part_first = part_end - len(part)
-            if first < part_end and part_first < end:
-                found += part[max(0, first - part_first) : end - part_first]
+        for number in range(bisect_right(self._ends, first), bisect_left(self._ends, end) + 1) if first < end else ():
+            part = self._parts[number]
+            part_first = self._ends[number] - len(part)
+            found += part[max(0, first - part_first) : end - part_first]
         return found
 
     def _at(self, place: int) -> MessageFields:

@@ -65,12 +65,8 @@ def write_stream(
     _check_classic(df)
     given = _given(options, topic=topic, checkpointLocation=checkpoint_location, delivery=delivery)
     check_names(given)
-    location = _location(df, given, query_name)
-    if location is not None:
-        given[_CHECKPOINT] = location = _absolute(df, location)
-    stream = written_by(StreamWriter(df.schema, given), df).outputMode(output_mode)
-    if location is not None:
-        stream = stream.option(_CHECKPOINT, location)
+    given[_CHECKPOINT] = location = _absolute(df, _location(df, given, query_name))
+    stream = written_by(StreamWriter(df.schema, given), df).outputMode(output_mode).option(_CHECKPOINT, location)
     if query_name is not None:
         stream = stream.queryName(query_name)
     if trigger is not None:
@@ -143,20 +139,23 @@ def _given(options: Mapping[str, Any], **named: str | None) -> dict[str, str]:
     return given
 
 
-def _location(df: DataFrame, options: dict[str, str], query_name: str | None) -> str | None:
-    """The checkpoint's, taken out of the options; None if the session says where, and the query has a name, without
-    which it would get another folder there each time. Otherwise Spark gives `foreachBatch` a temporary one, and a query
-    that is started again would write its rows again."""
+def _location(df: DataFrame, options: dict[str, str], query_name: str | None) -> str:
+    """The checkpoint's, taken out of the options; else, of a query with a name, in the folder that the session names.
+    Otherwise Spark gives `foreachBatch` a temporary one, and a query that is started again would write its rows
+    again."""
     from kafkalog.errors import InvalidArgument
 
     name = next((name for name in options if name.lower() == _CHECKPOINT.lower()), None)
-    location = None if name is None else options.pop(name)
-    if location is None and (query_name is None or not df.sparkSession.conf.get(_CONFIGURED, None)):
+    location = "" if name is None else options.pop(name)
+    if location:
+        return location
+    root = df.sparkSession.conf.get(_CONFIGURED, None)
+    if not root or query_name is None:
         raise InvalidArgument(
             reason=f"checkpoint_location is missing: give it, or set {_CONFIGURED} and give query_name. A query that "
             "starts again continues from its checkpoint"
         )
-    return location
+    return f"{root.rstrip('/')}/{query_name}"
 
 
 def _absolute(df: DataFrame, location: str) -> str:
@@ -166,7 +165,8 @@ def _absolute(df: DataFrame, location: str) -> str:
     path = session._jvm.org.apache.hadoop.fs.Path(location)
     if path.isUriPathAbsolute():
         return location
-    return str(path.getFileSystem(session._jsc.hadoopConfiguration()).makeQualified(path))
+    hadoop = session._jsparkSession.sessionState().newHadoopConf()
+    return str(path.getFileSystem(hadoop).makeQualified(path))
 
 
 def _picked(df: DataFrame, columns: tuple[str, ...]) -> DataFrame:

@@ -18,11 +18,11 @@ bytes of the files that its leader has, in their order (`copy`), and removes or 
 (`keep_only`): the end of a copy may record a drop, or a batch, that only an old leader knew. It decides nothing itself,
 and knows what a start would know of its files. What was acknowledged is whole in every copy of the in-sync set.
 
-A file with frames is closed at 64 MiB, a part's where the topic's segments end. Files are removed once nothing in them
-is needed, as is the active file when it has `_WASTE_MAX` bytes of which none is needed. Until then a part's file that
-has become a segment has two names, one here and one in the log. After a restart existing files are not appended to. A
-start reads all files: a part counts up to its first missing or damaged batch, and a set with an incomplete part is
-lost.
+A file with frames is closed at 64 MiB, and at more the more files there are, a part's where the topic's segments end.
+Files are removed once nothing in them is needed, as is the active file when it has `_WASTE_MAX` bytes of which none is
+needed. Until then a part's file that has become a segment has two names, one here and one in the log. After a restart
+existing files are not appended to. A start reads all files: a part counts up to its first missing or damaged batch, and
+a set with an incomplete part is lost.
 
 Damage may also have cost a set of which nothing is known any more. A start that finds such damage removes the file
 `complete` before any other, and one that does not find `complete`, as after a removal of the folder by hand, cannot
@@ -543,11 +543,12 @@ class Staging:
         if file is not None and (not file.size or file.size + length <= segment_bytes):
             return file
         if sum(1 for each in self._files.values() if each.part) >= _OWN_MAX:
+            part.file = None
             return None
         part.file = self._new_file(secrets.randbits(64), part.uuid)
         self._opened += 1
         if file is not None:
-            file.close_if_synced()  # else the sync does it
+            self._close_idle(file)
         return part.file
 
     def _append_own(self, file: StagedFile, batches: Sequence[Batch]) -> int:
@@ -580,12 +581,23 @@ class Staging:
         self._unsynced += length
         return position
 
+    def _close_idle(self, file: StagedFile) -> None:
+        """Lock held: close a file until it is next used, unless a sync is to do that. A write may have thousands, and
+        be decided hours later."""
+        if file is not self._active:
+            file.close_if_synced()
+
     def _file_for(self, length: int) -> StagedFile:
         """The file to write to, a new one if that is full."""
         active = self._active
-        if active is not None and (not active.size or active.size + length <= _FILE_BYTES):
+        largest = _FILE_BYTES * (
+            1 + len(self._files) // _OWN_MAX
+        )  # so that their number grows with the root of the bytes
+        if active is not None and (not active.size or active.size + length <= largest):
             return active
         self._active = self._new_file(secrets.randbits(64))
+        if active is not None:
+            self._close_idle(active)
         return self._active
 
     def _new_file(self, salt: int, part: bytes = b"") -> StagedFile:
@@ -674,7 +686,7 @@ class Staging:
                 size = sizes.get(file.number, 0)
                 if size < file.size:
                     reached = min(reached, file.reached(size))
-                    if left > 0 and len(pieces) < _PIECES_MAX:
+                    if left >= FILE_START.size and len(pieces) < _PIECES_MAX:  # the start of a file is read whole
                         pieces.append(StagedPiece(file, size, min(left, file.size - size)))
                         left -= pieces[-1].length
         if kept == sorted(copies):
@@ -689,6 +701,7 @@ class Staging:
                 return None
             try:
                 shared = piece.file.share()
+                self._close_idle(piece.file)  # the slice has its share
             except OSError as error:
                 self._refuse(error, "opening a staged file")
         return FileSlice(
@@ -726,7 +739,7 @@ class Staging:
             except TruncateFailed as error:
                 self._errors.fail(error, "cutting off what was copied in part")
             except OSError as error:
-                self._errors.refuse(error, "copying what is staged")
+                self._refuse(error, "copying what is staged")
             self._written = self._now()
             self._unsynced += len(data)
             self._replay_copy(file)
@@ -801,7 +814,7 @@ class Staging:
         try:
             self._names_made += file.cut(size)
         except OSError as error:
-            self._errors.refuse(error, "cutting a copy of a staged file")
+            self._refuse(error, "cutting a copy of a staged file")
 
     def _replay_if_stale(self) -> None:
         """Raises StorageFailed, FileRefused, DiskFull: to be called again."""
@@ -1040,7 +1053,8 @@ class Staging:
         files of the dropped sets are durably removed, because a power cut may undo the earlier of two removals
         alone."""
         for file in list(self._files.values()):  # the oldest first: a file records drops of older sets
-            file.drops &= self._files.keys() | self._removed
+            if file.drops:
+                file.drops &= self._files.keys() | self._removed
             if file.live or file.drops & self._files.keys() or (file is self._active and file.size < _WASTE_MAX):
                 continue
             if file is self._active:
@@ -1102,15 +1116,18 @@ class Staging:
         try:
             for part in parts:
                 wanted = [number for number in range(len(part.places)) if not is_there(part.number, number)]
-                check_batches(part, wanted, read, buffer)
+                for file, numbers in part.by_file(wanted):
+                    check_batches(part, numbers, read, buffer)
+                    with self._lock:
+                        self._close_idle(file)
         except PartDamaged as damaged:
             raise self._found_lost(known, damaged) from None
         except _Dropped:
             return
         finally:
             with self._lock:
-                for file in {file for part in parts for file in part.files() if file.part}:
-                    file.close_if_synced()
+                for file in {file for part in parts for file in part.files()}:
+                    self._close_idle(file)
         with self._lock:
             known.checked = now
 
@@ -1154,9 +1171,8 @@ class Staging:
             known.counted[False] = 0  # they were appended
         else:
             yield from copies
-        if file.part:
-            with self._lock:
-                file.close_if_synced()  # a set may have many
+        with self._lock:
+            self._close_idle(file)
 
     def _may_be_adopted(self, part: Part, file: StagedFile, numbers: list[int]) -> bool:
         if not file.part or not max(_ADOPTED_MIN, len(numbers) * _BATCH_MIN) <= file.size <= self._segment_bytes():
@@ -1266,8 +1282,7 @@ class Staging:
                 return  # it was cut, or replaced, and has its next sync
             self.synced_bytes += size - file.synced
             file.synced = size
-            if file is not self._active:
-                file.close_if_synced()  # a write may have many, and be decided hours later
+            self._close_idle(file)
 
     # --- the end -------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ import pytest
 from broker.replica.partition import Partition
 from broker.staging import staging
 from broker.staging.copies import StagedCopy, agreed_copies
+from broker.staging.format import FILE_START
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
 from broker.storage.checkpoint import TEMPORARY
-from kafkalog.errors import DiskFull, FencedLeaderEpoch, InvalidRequest, OutOfFiles
+from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
@@ -826,6 +827,75 @@ def test_parts_that_wait_for_their_decision_keep_no_file_open(monkeypatch: pytes
     follower.staged.keep_prepared(MANY.commit_uuid)
     apply(follower, MANY)
     assert visible(follower) == MANY.values
+
+
+def open_at(partition: Partition) -> list[int]:
+    """Files of staged data that are open, but for the one that is written to."""
+    held = partition._staging
+    return [number for number, file in held._files.items() if file.is_open and file is not held._active]
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_no_file_stays_open_that_was_read(monkeypatch: pytest.MonkeyPatch, own: int) -> None:
+    """By a follower, by the check before the decision and by the apply: a broker may have more than descriptors."""
+    monkeypatch.setattr(staging, "_OWN_MAX", own or 1 << 30)
+    monkeypatch.setattr(staging, "_FILE_BYTES", 1)
+    if not own:
+        monkeypatch.setattr(staging, "_OWN_FROM", 1 << 30)  # all are in files that parts share
+    _, [leader, follower] = begun(2)
+    for part in range(7):
+        for batch in MANY.batches(part):
+            leader.staged.stage(MANY.uuid(part), [batch])
+            leader._staging.sync()
+    assert len(leader._staging._files) > 7 and open_at(leader) == []
+    copy_staged(leader, follower, 3)
+    assert open_at(leader) == []
+    lead_in(leader, 3)
+    leader.staged.prepare(MANY.prepared(0))
+    leader.staged.keep_prepared(MANY.commit_uuid)
+    assert open_at(leader) == []
+    apply(leader, MANY)
+    assert visible(leader) == MANY.values
+    assert open_at(leader) == []
+
+
+def test_files_that_all_parts_share_are_larger_the_more_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_OWN_FROM", 1 << 30)
+    monkeypatch.setattr(staging, "_OWN_MAX", 2)
+    monkeypatch.setattr(staging, "_FILE_BYTES", 400)
+    _, [partition] = begun()
+    for part in range(7):
+        for batch in MANY.batches(part):
+            partition.staged.stage(MANY.uuid(part), [batch])
+    sizes = [copy.size for copy in partition.staged.copies()]
+    assert sizes[:-1] == sorted(sizes[:-1]) and sizes[-2] > 2 * sizes[0], sizes
+
+
+def test_a_copy_that_somebody_removed_concerns_its_partition_alone() -> None:
+    disks, [leader, follower] = begun(2)
+    stage(leader)
+    copy_staged(leader, follower, 3)
+    follower._staging.sync()
+    for path in part_files(disks[1], follower):
+        disks[1].unlink(path)
+    lead_in(leader, 3)
+    leader.staged.stage(SECOND.uuid(1), SECOND.batches(1))
+    for part, _ in FIRST.parts:
+        leader.staged.stage(MANY.uuid(part), MANY.batches(part)[:1])
+    own = [copy for copy in leader.staged.copies() if copy.part]
+    with pytest.raises(FileRefused):
+        follower.following.copy_staged(own[0].number, own[0].salt, own[0].part, own[0].size, memoryview(b"more"), 3)
+    assert follower._staging._errors.health.failed is None
+
+
+def test_the_start_of_a_file_is_copied_whole() -> None:
+    """A follower takes its salt from it."""
+    _, [leader] = begun()
+    stage(leader)
+    for room in range(1, FILE_START.size + 2):
+        pieces = leader._staging.lacking([], room).pieces
+        assert all(piece.length >= FILE_START.size for piece in pieces)
+    assert pieces
 
 
 def test_files_of_parts_agree_each_by_itself() -> None:

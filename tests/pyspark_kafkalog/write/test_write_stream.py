@@ -94,7 +94,10 @@ def decided(brokers: Cluster, query: StreamingQuery) -> list[int]:
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_configured", [False, True])
 def test_a_relative_checkpoint_is_where_java_was_started_wherever_this_process_is(
+    spark: SparkSession,
+    is_configured: bool,
     lines: TextFiles,
     admin: Admin,
     options: dict[str, str],
@@ -108,9 +111,17 @@ def test_a_relative_checkpoint_is_where_java_was_started_wherever_this_process_i
     """The commit looks into it, to notice a copy of the checkpoint."""
     admin.create_topic(topic)
     monkeypatch.chdir(tmp_path)
-    for line in ("a", "b"):
-        lines.add(line)
-        run(lines.rows(), options, Path(relative))
+    if is_configured:
+        spark.conf.set(CONFIGURED, relative)
+    try:
+        for line in ("a", "b"):
+            lines.add(line)
+            if is_configured:
+                run(lines.rows(), options, None, query_name="relative")
+            else:
+                run(lines.rows(), options, Path(relative))
+    finally:
+        spark.conf.unset(CONFIGURED)
     assert values(messages_in(topic)) == [b"a", b"b"]
     assert "checkpoint_not_read" not in caplog.text
     assert not (tmp_path / relative).exists()
