@@ -41,6 +41,9 @@ def test_a_time_is_compared_with_the_shortest_of_the_peers(only: Any) -> None:
 
 def test_a_goal_without_its_figures_is_not_measured(only: Any) -> None:
     only(Goal("row", "b/ours", ("b/theirs",), at_least=2.0), Goal("bytes", "b/size", at_most=9.0, subtracted=200.0))
+    only(Goal("row", "b/ours", ("b/theirs", "b/others"), at_least=2.0))
+    assert [each.value for each in reached(by_name([line("ours", 1), line("theirs", 1)]))] == [None]
+    only(Goal("row", "b/ours", ("b/theirs",), at_least=2.0), Goal("bytes", "b/size", at_most=9.0, subtracted=200.0))
     found = reached(by_name([line("ours", 1), line("size", 208.3, unit="bytes"), {"benchmark": "b", "skipped": "no"}]))
     assert [each.value for each in found] == [None, pytest.approx(8.3)]
     assert [each.is_met for each in found] == [None, True]

@@ -18,7 +18,7 @@ from broker.staging.copies import StagedCopy, agreed_copies
 from broker.staging.format import FILE_START
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
 from broker.storage.checkpoint import TEMPORARY
-from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles
+from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles, StagedPartLost
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
@@ -827,6 +827,79 @@ def test_parts_that_wait_for_their_decision_keep_no_file_open(monkeypatch: pytes
     follower.staged.keep_prepared(MANY.commit_uuid)
     apply(follower, MANY)
     assert visible(follower) == MANY.values
+
+
+def test_a_sync_counts_only_what_was_there_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    [disk], [partition] = begun()
+    first, second, third = FIRST.batches(0)
+    for one in (first, second):
+        partition.staged.stage(FIRST.uuid(0), [one])
+    real = disk.sync
+
+    def sync(fd: int) -> None:
+        real(fd)
+        monkeypatch.setattr(disk, "sync", real)
+        partition.staged.stage(FIRST.uuid(0), [third])
+
+    # The part's own file is the last one that is synced; it grows meanwhile.
+    monkeypatch.setattr(partition._staging, "_files", dict(reversed(partition._staging._files.items())))
+    monkeypatch.setattr(disk, "sync", sync)
+    partition._staging.sync()
+    assert partition._staging.unsynced_bytes == len(third[1])
+    partition._staging.sync()
+    assert partition._staging.unsynced_bytes == 0
+
+
+def test_a_copy_that_was_cut_and_grew_again_is_synced() -> None:
+    disk = MemoryDisk()
+    disk.make_dirs(Path("/data"))
+    file = StagedFile(disk, Path("/data"), 1, 7, b"p" * 16)
+    file.create()
+    file.append([b"x" * 100], 100)
+    file.synced = 100
+    file.cut(50)
+    file.append([b"y" * 40], 40)
+    assert file.synced < file.size == 90
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1])
+def test_a_piece_of_a_copy_is_taken_only_at_its_end(wrong: int) -> None:
+    _, [leader, follower] = begun(2)
+    stage(leader)
+    copy_staged(leader, follower, 3)
+    copy = next(each for each in follower.staged.copies() if each.part)
+    at = 0 if wrong == 0 else copy.size + wrong
+    with pytest.raises(InvalidRequest, match=f"has {copy.size} bytes, not {at}"):
+        follower.following.copy_staged(copy.number, copy.salt, copy.part, at, memoryview(b"again"), 3)
+    assert copy in follower.staged.copies()
+
+
+def test_a_set_that_is_known_to_be_lost_is_not_applied() -> None:
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    path = part_files(disk, partition)[0]
+    disk.bytes_of(path)[-10] ^= 1
+    for _ in range(2):
+        with pytest.raises(StagedPartLost):
+            partition._staging.check(FIRST.commit_uuid)
+    with pytest.raises(StagedPartLost):
+        next(partition._staging.pieces(FIRST.commit_uuid, lambda *_: False))
+
+
+def test_copies_that_are_opened_again_ask_for_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_SYNC_AHEAD_FILES", 5)
+    _, [leader, follower] = begun(2)
+    asked: list[object] = []
+    for number in range(3):
+        for part in range(7):
+            leader.staged.stage(MANY.uuid(part), [MANY.batches(part)[number]])
+        if number == 2:
+            follower._staging.sync()
+            monkeypatch.setattr(follower._staging._services.flusher, "soon", asked.append)
+        copy_staged(leader, follower, 3)
+        lead_in(leader, 3)
+    assert len(asked) == 1
 
 
 def open_at(partition: Partition) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 
 import pytest
@@ -26,6 +27,12 @@ def test_they_are_what_a_list_of_them_is(messages: Messages) -> None:
     assert messages != MADE[:4] and messages != Messages([FIELDS[:4]])
     assert len(messages) == 5 and messages
     assert list(reversed(messages)) == MADE[::-1]
+    assert {type(message) for message in reversed(messages)} == {Message}
+    assert messages != tuple(MADE) and messages != 5
+    assert messages.index(MADE[2], 1, 3) == messages.index(MADE[2], start=2) == 2
+    for bounds in ((3,), (0, 2)):
+        with pytest.raises(ValueError):
+            messages.index(MADE[2], *bounds)
     assert MADE[3] in messages and MADE[3]._replace(offset=9) not in messages
     assert messages.index(MADE[2]) == 2
     assert repr(messages) == f"Messages({MADE!r})"
@@ -50,6 +57,9 @@ def test_each_is_found_by_its_place(parts: list[int]) -> None:
     cut = [[next(every) for _ in range(length)] for length in parts]
     whole = [Message(*fields) for part in cut for fields in part]
     messages = Messages(cut)
+    for first, end in itertools.product([None, *range(-len(whole) - 2, len(whole) + 3)], repeat=2):
+        for step in (None, 1, 2, -1, -2):
+            assert list(messages[first:end:step]) == whole[first:end:step], (first, end, step)
     places = range(-len(whole), len(whole))
     assert [messages[place] for place in places] == [whole[place] for place in places]
     assert list(reversed(messages)) == whole[::-1] and len(messages) == len(whole)

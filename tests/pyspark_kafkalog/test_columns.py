@@ -276,6 +276,14 @@ def test_batches_whose_rows_go_to_various_partitions_are_written_together(monkey
     assert pa.Table.from_batches(gathered).to_pylist() == pa.Table.from_batches(rows).to_pylist()
 
 
+def test_a_batch_that_would_make_them_too_large_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = rows_to_write(value=["a"], key=["k"])
+    large = rows_to_write(value=["a" * 1000], key=["k"])
+    monkeypatch.setattr(columns, "_GATHERED_BYTES", 3 * small.nbytes)
+    found = columns.gathered(iter([small, small, large, small, small, small, small]), ("value", "key"))
+    assert [batch.num_rows for batch in found] == [2, 1, 3, 1]
+
+
 def test_rows_wait_for_others_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [rows_to_write(value=[f"{number}"] * 10, key=["k"] * 10) for number in range(7)]
     at = iter([0.0, *(0.2 * number for number in range(20))])  # it looks twice at the first of some

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
 
+from broker.replica.ack import Ack
 from broker.replica.partition import Partition
 from broker.requests.append import Call, ack_reply, checked
 from broker.requests.append import append as append_in
@@ -382,3 +383,31 @@ def test_when_the_time_is_up_a_late_partition_is_no_matter_of_those_behind_it(di
     late, kept = ack_reply(call).partitions
     assert isinstance(error_from_wire(late.error), errors.RequestTimedOut)
     assert (kept.base_offset, kept.HasField("error")) == (0, False)
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_partition_whose_promise_cannot_be_kept_any_more_is_not_acknowledged(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    """As one whose leader has changed: it stands before or behind one that still waits."""
+    hosted = Hosted(directory, **{"flush.messages": 1})
+    call = call_of((0, a_batch()), (1, a_batch()))
+    append([call], hosted)
+    real = Ack.is_kept
+
+    def is_kept(ack: Ack) -> bool:
+        if ack.partition is hosted.partitions[moved]:
+            raise errors.NotLeader(broker_id=0, partition="t")
+        return real(ack)
+
+    monkeypatch.setattr(Ack, "is_kept", is_kept)
+    assert not call.is_acked()
+    answers = ack_reply(call).partitions
+    assert isinstance(error_from_wire(answers[1 - moved].error), errors.RequestTimedOut)
+    assert answers[moved].HasField("error")
+    assert not isinstance(error_from_wire(answers[moved].error), errors.RequestTimedOut)
+
+
+def test_no_client_waits_for_an_ack_longer_than_the_broker_does() -> None:
+    for asked, given in ((0, 30_000), (70, 70), (10**9, 30_000)):
+        assert Call(pb.AppendRequest(timeout_ms=asked), memoryview(b"")).timeout_ms == given

@@ -229,6 +229,63 @@ def test_a_follower_without_room_for_records_deletes_what_its_leader_has_deleted
     assert (replica.start_offset, kept) == (3, [[]])
 
 
+def test_a_log_is_left_once(host: Any) -> None:
+    replica = host.partitions[0]
+    replica.role.follow(2, 5)
+    fetcher = fetching(Metadata(host), replica)
+    key = TOPIC_ID, 0
+    assert fetcher.leave(key)
+    fetcher.follow(key, replica)
+    leaves = []
+    for _ in range(2):
+        fetcher._in_flight = 0
+        asked, _ = fetcher.next_request()
+        assert asked is not None
+        leaves.append([each.leaves for each in asked.partitions])
+        fetcher._name(key, 0.0)
+    assert leaves == [[True, False], [False]]
+
+
+def test_a_partition_that_is_left_while_its_turn_has_not_come_is_not_named(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher_module, "FILES_NAMED_MAX", 0)
+    fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
+    for partition in host.partitions:
+        partition.staged.stage(b"%016d" % partition.number, [batch(0)])
+        partition.role.follow(2, 5)
+        fetcher.follow((TOPIC_ID, partition.number), partition)
+    real = Following.position
+
+    def position(self: Following) -> Position:
+        fetcher.leave((TOPIC_ID, 1))
+        return real(self)
+
+    monkeypatch.setattr(Following, "position", position)
+    named = []
+    for _ in range(2):
+        fetcher._in_flight = 0
+        asked, _ = fetcher.next_request()
+        assert asked is not None
+        named += [each.partition for each in asked.partitions if not each.leaves]
+    assert named == [0]
+
+
+def test_no_more_positions_are_named_at_once_than_fit(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher_module, "_NAMED_MAX", 1)
+    fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
+    for partition in host.partitions:
+        partition.role.follow(2, 5)
+        fetcher.follow((TOPIC_ID, partition.number), partition)
+    named = []
+    for _ in range(2):
+        fetcher._in_flight = 0
+        asked, _ = fetcher.next_request()
+        assert asked is not None
+        named.append([each.partition for each in asked.partitions])
+    assert named == [[0], [1]]
+
+
 def test_files_of_staged_data_are_named_in_several_requests_and_answers_if_they_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,8 @@ def test_each_row_is_found_by_its_place(count: int, skipped: int) -> None:
         assert headers == ((("h", b"%d" % place),) if place % 5 == 0 else ())
     assert [rows[place] for place in (0, count // 2, -1)] == [made[0], made[count // 2], made[-1]]
     assert rows[-3:] == made[-3:] and rows[::-400] == made[::-400]
+    for first, end in ((3, 1), (5, 5), (0, 1), (-1, 0), (998, 1002)):
+        assert rows[first:end] == made[first:end]
     with pytest.raises(IndexError):
         rows[count]
 

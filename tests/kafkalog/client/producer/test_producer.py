@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import Any
 
@@ -381,15 +381,20 @@ def test_rows_of_a_partition_that_is_held_up_do_not_keep_their_tables(
         "can_send",
         lambda queue, now: can_send(queue, now) and not (is_held and queue.topic_partition.partition == 0),
     )
+
+    def let_go() -> None:  # else the producer waits for the rows at its end
+        nonlocal is_held
+        is_held = False
+
     value = os.urandom(2000)
     numbers = pa.array([row % 10 for row in range(1000)], pa.int32())
-    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer, ExitStack() as ending:
+        ending.callback(let_go)
         before = pa.total_allocated_bytes()
         for _ in range(20):
             sent = producer.send_arrow(topic, pa.table({"value": pa.array([value] * 1000), "partition": numbers}))
             waited_for(lambda runs=sent._runs: all(run.batch.done for run in runs[1:]))  # type: ignore[misc]
         assert pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000
-        is_held = False
     found = read(cluster, topic, 20 * 1000)
     assert {partition: len(messages) for partition, messages in found.items()} == dict.fromkeys(range(10), 2000)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -695,6 +696,27 @@ def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> 
     following = add_table(queue, rows_of(1))
     assert queue.take(0.0, 1 << 20) == [following]
     assert following.sequence == 5
+
+
+def test_the_first_deadline_is_that_of_the_batch_that_waits_longest() -> None:
+    queue = make_queue()
+    assert queue.first_deadline == math.inf
+    for number, expected in enumerate((5.0, 5.0, 5.0)):
+        batch = Batch(queue, 0.0, 5.0 + number)
+        batch.add_rows(rows_of(1), 100)
+        queue.put(batch)
+        assert queue.first_deadline == expected
+        if number == 0:
+            assert queue.take(0.0, 1 << 20) == [batch]  # it is unacknowledged, and before those that are ready
+    queue = make_queue()
+    queue.start_batch(linger_until=1.0, deadline=9.0)
+    assert queue.first_deadline == 9.0
+
+
+def test_rows_with_one_time_and_rows_with_their_own_join() -> None:
+    queue = make_queue()
+    batch = add_table(queue, rows_of(2))
+    assert queue.last_of_tables(columns_from_lists([b"v"] * 2, [1, 2]), 10, 100, 10_000, TIMEOUT) is batch
 
 
 def test_a_tables_rows_that_linger_are_added_to_and_are_whole_after_an_interrupt() -> None:

@@ -296,6 +296,43 @@ def test_after_a_frame_that_was_refused_for_its_size_only_what_was_written_is_of
     part.connection.answer(6)
 
 
+def test_after_a_frame_that_failed_as_a_whole_all_of_it_may_be_written(senders: Senders) -> None:
+    part = Part(retry_backoff_max_ms=1)
+    first, second = _two_in_a_frame(senders, part)
+    part.connection.refuse(RequestTimedOut(what="an append", address="here:1", timeout_ms=1))
+    waited_for(lambda: not part.connection.sent.empty())
+    assert first.maybe_written and second.maybe_written
+    part.connection.answer(5)
+    part.connection.answer(6)
+
+
+@pytest.mark.parametrize(("partitions", "in_bytes"), [(2, 1 << 20), (500, 2.5)])
+def test_a_frame_has_so_many_partitions_and_bytes(
+    senders: Senders, monkeypatch: pytest.MonkeyPatch, partitions: int, in_bytes: float
+) -> None:
+    part = Part()
+    monkeypatch.setattr(module, "_FRAME_PARTITIONS", partitions)
+    size = 1 << 20
+    if in_bytes < size:
+        probe = Part()
+        _two_in_a_frame(senders, probe)
+        probe.connection.sent.put(sent := probe.connection.sent.get(timeout=LIMIT))
+        size = int(in_bytes * sent.append.partitions[0].length)
+        probe.connection.answer(3, 4)
+    monkeypatch.setattr(module, "_FRAME_BYTES", size)
+    sender = senders.start(part)
+    topics = [b"first", b"second", b"third"]
+    with senders.accumulator.lock:
+        queues = [senders.queue(topic.decode(), idempotent=True) for topic in topics]
+        batches = [senders.add(queue, b"x") for queue in queues]
+        for queue in queues:
+            queue.identity = Identity(7, 0)
+            sender.has_work(queue, 0.0)
+    assert part.connection.answer(3, 4) == [topic.ljust(16) for topic in topics[:2]]
+    assert part.connection.answer(5) == [b"third".ljust(16)]
+    assert [senders.outcome(batch) for batch in batches] == [3, 4, 5]
+
+
 def test_an_answer_for_fewer_partitions_than_were_sent_ends_the_connection(senders: Senders) -> None:
     part = Part()
     first, second = _two_in_a_frame(senders, part)

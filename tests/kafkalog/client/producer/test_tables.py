@@ -114,6 +114,43 @@ def test_rows_of_many_partitions_are_parted_as_they_are(nulls: str, rows_max: in
     assert sum(map(len, parted.values())) == 200
 
 
+@pytest.mark.parametrize("partitions", [65_536, 65_537])
+def test_a_table_may_go_to_the_last_of_very_many_partitions(partitions: int) -> None:
+    numbers = pa.array([partitions - 1, 1, partitions - 1], pa.int32())
+    found = chunks(pa.table({"value": [b"a", b"b", b"c"], "partition": numbers}), partitions)
+    assert {chunk.partition: values_of(chunk) for chunk in found} == {1: [b"b"], partitions - 1: [b"a", b"c"]}
+
+
+@pytest.mark.parametrize("goes", ["to one", "by key", "to any"])
+@pytest.mark.parametrize("limits", [(10_000, 1 << 23), (1 << 23, 11_024)])
+def test_chunks_are_of_so_many_bytes(goes: str, limits: tuple[int, int]) -> None:
+    columns: dict[str, Any] = {"value": [b"%d" % (number % 10) * 1000 for number in range(1000)]}
+    if goes == "by key":
+        columns["key"] = [b"%d" % (number % 2) for number in range(1000)]
+    bytes_max, message_bytes_max = limits
+    found = chunks(
+        pa.table(columns),
+        partition=2 if goes == "to one" else None,
+        bytes_max=bytes_max,
+        message_bytes_max=message_bytes_max,
+    )
+    assert sum(chunk.columns.batch.num_rows for chunk in found) == 1000
+    assert all(5_000 < chunk.size < 11_000 for chunk in found)
+    if goes == "to any":
+        assert [chunk.partition for chunk in found[:5]] == [0, 1, 2, 3, 0]
+
+
+def test_a_header_that_is_null_is_refused() -> None:
+    headers = pa.array([[None]], HEADERS)
+    with pytest.raises(InvalidArgument, match="has a header without a key"):
+        chunks(pa.table({"value": [b"a"], "headers": headers}))
+
+
+def test_nanoseconds_are_cut_to_microseconds() -> None:
+    [chunk] = chunks(pa.table({"value": [b"a"], "timestamp": pa.array([1_500], pa.timestamp("ns"))}))
+    assert chunk.columns.min_timestamp_us == 1
+
+
 def test_a_partitioner_is_asked_for_each_key() -> None:
     table = pa.table({"key": pa.array([b"a", None, b"c"], pa.binary()), "value": [b"1", b"2", b"3"]})
     found = chunks(table, partitioner=lambda key, partitions: 0 if key is None else partitions - 1)
