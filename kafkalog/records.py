@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
-from operator import eq
+from operator import eq, index
 from typing import NamedTuple, overload
 
 
@@ -100,7 +100,11 @@ class Messages(Sequence[Message]):
     def __getitem__(self, at: int | slice) -> Message | Messages:
         if isinstance(at, slice):
             return Messages([list(self._fields())[at] if at.step not in (None, 1) else self._between(at)])
-        return Message(*self._at(range(len(self))[at]))
+        place = index(at)
+        place += len(self) if place < 0 else 0
+        if not 0 <= place < len(self):
+            raise IndexError(f"there are {len(self)} messages, and none at {at}")
+        return Message(*self._at(place))
 
     def _between(self, at: slice) -> list[MessageFields]:
         first, end, _ = at.indices(len(self))

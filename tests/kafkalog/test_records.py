@@ -41,8 +41,9 @@ def test_they_are_what_a_list_of_them_is(messages: Messages) -> None:
 def test_each_is_a_message(messages: Messages) -> None:
     assert {type(message) for message in messages} == {type(messages[0])} == {Message}
     assert [messages[0], messages[-1]] == [MADE[0], MADE[-1]]
-    with pytest.raises(IndexError):
-        messages[5]
+    for beyond in (5, -6):
+        with pytest.raises(IndexError, match=f"there are 5 messages, and none at {beyond}"):
+            messages[beyond]
 
 
 def test_a_slice_of_them_is_one_of_them(messages: Messages) -> None:
