@@ -1564,6 +1564,16 @@ def test_nothing_more_is_handed_out_once_the_lease_has_ended(
         assert of(one)._epoch > epochs[0]
 
 
+def test_a_cluster_that_is_not_there_is_said_once_although_no_call_raises(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "kafkalog.client.consumer.membership")
+    with Consumer("127.0.0.1:1", group="g") as one:
+        one.subscribe("t")
+        waited_for(lambda: one.poll(0.1) is not None or "group_not_followed" in caplog.text)
+        assert one.poll(7.0) is None
+    [said] = [record.getMessage() for record in caplog.records if "group_not_followed" in record.getMessage()]
+    assert "no broker reachable at 127.0.0.1:1" in said
+
+
 @pytest.mark.parametrize("way", ["consume", "consume columns", "arrow"])
 def test_what_a_close_kept_back_is_not_committed(
     cluster: LocalCluster, tested: str, monkeypatch: pytest.MonkeyPatch, way: str

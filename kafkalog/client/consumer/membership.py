@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.complaints import EVERY_SECONDS
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.brokers import PAUSE_SECONDS, Brokers
 from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
@@ -71,6 +72,7 @@ _MARGIN = 0.1
 _STREAMS_END_SECONDS = 15.0
 """A Spark stream that has ended is a member for 10 s more, and its removal takes a moment."""
 _PAUSE_SECONDS_MAX = 2.0
+_NOT_FOLLOWED_SECONDS = 4.0
 _LOOK_SECONDS = 0.5
 _GONE = (UnknownMember, MemberFenced)
 _PARTITIONS_AT_ONCE = 498
@@ -430,10 +432,13 @@ class Membership:
     def _follow_changes(self) -> None:
         pause = PAUSE_SECONDS
         failure: KafkalogError | None = None
+        failing_since: float | None = None
+        said = -math.inf
         while not self._is_ending():
+            began = time.monotonic()
             try:
                 self._step()
-                pause = PAUSE_SECONDS
+                pause, failing_since = PAUSE_SECONDS, None
                 with self._lock:
                     if failure is not None and self._error is failure:
                         self._error = None
@@ -443,7 +448,13 @@ class Membership:
             except _GONE as error:
                 self._note_lost(self._me(), error)
             except (RetriableError, OSError) as error:
-                log.info("group_not_followed", group=self._group, member=self._name, reason=str(error))
+                failing_since = began if failing_since is None else failing_since
+                now = time.monotonic()
+                if now - failing_since >= _NOT_FOLLOWED_SECONDS and now - said >= EVERY_SECONDS:
+                    said = now  # it may be a wrong address: the reading calls return nothing, and raise nothing
+                    log.warning("group_not_followed", group=self._group, member=self._name, reason=str(error))
+                else:
+                    log.info("group_not_followed_yet", group=self._group, member=self._name, reason=str(error))
                 self._pause(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             except KafkalogError as error:
