@@ -215,7 +215,7 @@ class Staging:
         self.staged_end = 0
         """Bytes staged here since the start: the place in what followers copy."""
         self._unsynced = 0  # bytes written since the last sync, here or with copies
-        self._opened = 0  # parts' files that were opened for it since the last sync
+        self._opened = 0  # files opened to be written to since then
         self._has_unsynced_set = False  # a set came with a copy, or with the files of an earlier process
         self._is_stale = False  # what is known is not what the files say
         self._gone: list[StagedFile] = []  # copies removed since it was known what the files say
@@ -546,7 +546,6 @@ class Staging:
             part.file = None
             return None
         part.file = self._new_file(secrets.randbits(64), part.uuid)
-        self._opened += 1
         if file is not None:
             self._close_idle(file)
         return part.file
@@ -557,13 +556,13 @@ class Staging:
         return self._append(file, [data for _, data in batches], sum(len(data) for _, data in batches))
 
     def _open_for_append(self, file: StagedFile) -> None:
-        """Open a part's file, or a copy, again: a sync has closed it. Raises DiskFull, StorageFailed, FileRefused."""
-        if not file.is_writable:
-            try:
-                self._names_made += file.open_for_append()
-            except OSError as error:
-                self._refuse(error, "opening a staged file")
-            self._opened += 1
+        """Open a part's file, or a copy, again: a sync has closed it, or it has become a segment too. Raises DiskFull,
+        StorageFailed, FileRefused."""
+        self._opened += not file.is_writable
+        try:
+            self._names_made += file.open_for_append()
+        except OSError as error:
+            self._refuse(error, "opening a staged file")
 
     def _append(self, file: StagedFile, buffers: list[Buffer], length: int) -> int:
         """Write at the end of a file; returns the position."""
@@ -590,9 +589,8 @@ class Staging:
     def _file_for(self, length: int) -> StagedFile:
         """The file to write to, a new one if that is full."""
         active = self._active
-        largest = _FILE_BYTES * (
-            1 + len(self._files) // _OWN_MAX
-        )  # so that their number grows with the root of the bytes
+        # Their number grows with the root of the bytes.
+        largest = _FILE_BYTES * (1 + len(self._files) // _OWN_MAX)
         if active is not None and (not active.size or active.size + length <= largest):
             return active
         self._active = self._new_file(secrets.randbits(64))
@@ -619,6 +617,7 @@ class Staging:
         except OSError as error:
             self._refuse(error, "making a staged file")
         self._names_made += 1
+        self._opened += 1
         return file
 
     def _make_folder(self) -> None:
@@ -731,10 +730,8 @@ class Staging:
                 raise InvalidRequest(reason=reason)
             if file is None:
                 file = self._make_copy(number, salt, part, data)
-                self._opened += 1
-            self._opened += not file.is_writable
+            self._open_for_append(file)
             try:
-                self._names_made += file.open_for_append()
                 file.append([data], len(data))
             except TruncateFailed as error:
                 self._errors.fail(error, "cutting off what was copied in part")

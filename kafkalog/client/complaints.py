@@ -1,16 +1,17 @@
 """Warnings about repeated retries: one at the first failure, then one a minute while the failures last.
 
-The retrying code calls `failed` after each failure, and nothing when it succeeds. Knows no broker.
+The retrying code calls `failed` after each failure. When it succeeds it calls nothing, or `ended` if its retries never
+end. Knows no broker.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 from kafkalog.errors import (
     LEADER_CHANGES,
-    KafkalogError,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     OutOfOrderSequence,
@@ -41,11 +42,15 @@ class Complaint:
         log: of the module that retries.
         event: the warning's name.
         clock: monotonic seconds.
+        patience_s: failures are said only once they have lasted for so long.
     """
 
-    __slots__ = ("_clock", "_event", "_last", "_log", "_said", "_since", "_until")
+    __slots__ = ("_clock", "_event", "_last", "_log", "_patience_s", "_said", "_since", "_until")
 
-    def __init__(self, log: EventLogger, event: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, log: EventLogger, event: str, clock: Callable[[], float] = time.monotonic, patience_s: float = 0.0
+    ) -> None:
+        self._patience_s = patience_s
         self._log = log
         self._event = event
         self._clock = clock
@@ -53,11 +58,15 @@ class Complaint:
         self._last = self._until = 0.0
         self._said: float | None = None
 
-    def failed(self, error: KafkalogError, until: float, **facts: object) -> None:
+    def ended(self) -> None:
+        """The failures have ended: the next one begins a new series."""
+        self._since = None
+
+    def failed(self, error: Exception, until: float, **facts: object) -> None:
         """Record a failure that is retried, and log a warning if one is due.
 
         Args:
-            until: when the retries end, by the monotonic clock in seconds.
+            until: when the retries end, by the monotonic clock in seconds; infinite: never.
             **facts: logged too.
         """
         now = self._clock()
@@ -65,7 +74,8 @@ class Complaint:
             self._since, self._said = now, None
         self._last, self._until = now, until
         if self._said is None:
-            if isinstance(error, _PASSING) and now - self._since < _PASSING_SECONDS:
+            patience_s = max(self._patience_s, _PASSING_SECONDS if isinstance(error, _PASSING) else 0.0)
+            if now - self._since < patience_s:
                 return
         elif now - self._said < EVERY_SECONDS:
             return
@@ -75,5 +85,5 @@ class Complaint:
             **facts,
             reason=str(error),
             failing_for_s=round(now - self._since),
-            given_up_in_s=max(0, round(until - now)),
+            **({} if until == math.inf else {"given_up_in_s": max(0, round(until - now))}),
         )

@@ -762,6 +762,13 @@ def test_a_sync_is_asked_for_each_so_many_bytes_whichever_files_have_them(monkey
 MANY = Set(SECOND.producer, 1, tuple((part, 4) for part in range(7)))
 
 
+def stage_many(partition: Partition, numbers: slice) -> None:
+    """Of each part, the batches with these numbers."""
+    for part, _ in MANY.parts:
+        for batch in MANY.batches(part)[numbers]:
+            partition.staged.stage(MANY.uuid(part), [batch])
+
+
 def test_parts_for_which_there_are_no_more_files_go_on_in_the_one_that_all_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -808,18 +815,14 @@ def test_parts_that_wait_for_their_decision_keep_no_file_open(monkeypatch: pytes
     def open_files(partition: Partition) -> int:
         return sum(file.is_open for file in partition._staging._files.values() if file.part)
 
-    for part in range(7):
-        for batch in MANY.batches(part)[:2]:
-            leader.staged.stage(MANY.uuid(part), [batch])
+    stage_many(leader, slice(2))
     copy_staged(leader, follower, 3)
     for partition, those in zip(partitions, asked, strict=True):
         assert open_files(partition) == 7 and len(those) == 1
         partition._staging.sync()
         assert open_files(partition) == 0
     lead_in(leader, 3)
-    for part in range(7):
-        for batch in MANY.batches(part)[2:]:
-            leader.staged.stage(MANY.uuid(part), [batch])
+    stage_many(leader, slice(2, None))
     copy_staged(leader, follower, 3)
     assert len(part_files(disks[0], leader)) == len(part_files(disks[1], follower)) == 7
     lead_in(follower, 4)
@@ -937,9 +940,7 @@ def test_files_that_all_parts_share_are_larger_the_more_there_are(monkeypatch: p
     monkeypatch.setattr(staging, "_OWN_MAX", 2)
     monkeypatch.setattr(staging, "_FILE_BYTES", 400)
     _, [partition] = begun()
-    for part in range(7):
-        for batch in MANY.batches(part):
-            partition.staged.stage(MANY.uuid(part), [batch])
+    stage_many(partition, slice(None))
     sizes = [copy.size for copy in partition.staged.copies()]
     assert sizes[:-1] == sorted(sizes[:-1]) and sizes[-2] > 2 * sizes[0], sizes
 

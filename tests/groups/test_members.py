@@ -20,6 +20,7 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.admin import list_offsets
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.consumer import cursors, starts
 from kafkalog.client.consumer import membership as membership_module
 from kafkalog.client.consumer.brokers import Brokers
@@ -1564,12 +1565,22 @@ def test_nothing_more_is_handed_out_once_the_lease_has_ended(
         assert of(one)._epoch > epochs[0]
 
 
-def test_a_cluster_that_is_not_there_is_said_once_although_no_call_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cluster_that_is_not_there_is_said_once_although_no_call_raises(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("WARNING", "kafkalog.client.consumer.membership")
-    with Consumer("127.0.0.1:1", group="g") as one:
+    monkeypatch.setattr(membership_module, "_NOT_FOLLOWED_SECONDS", 0.5)
+    failures: list[Exception] = []
+    failed = Complaint.failed
+
+    def counted(self: Complaint, error: Exception, *rest: Any, **facts: Any) -> None:
+        failures.append(error)
+        failed(self, error, *rest, **facts)
+
+    monkeypatch.setattr(Complaint, "failed", counted)
+    with Consumer("127.0.0.1:1", group="g", bootstrap_timeout_ms=200) as one:
         one.subscribe("t")
-        waited_for(lambda: one.poll(0.1) is not None or "group_not_followed" in caplog.text)
-        assert one.poll(7.0) is None
+        waited_for(lambda: one.poll(0.1) is None and len(failures) >= 5)
     [said] = [record.getMessage() for record in caplog.records if "group_not_followed" in record.getMessage()]
     assert "no broker reachable at 127.0.0.1:1" in said
 

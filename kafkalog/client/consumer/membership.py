@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
-from kafkalog.client.complaints import EVERY_SECONDS
+from kafkalog.client.complaints import Complaint
 from kafkalog.client.config import ConsumerSettings
 from kafkalog.client.consumer.brokers import PAUSE_SECONDS, Brokers
 from kafkalog.client.consumer.callbacks import Call, Callbacks, InCallback, Subscription
@@ -432,13 +432,13 @@ class Membership:
     def _follow_changes(self) -> None:
         pause = PAUSE_SECONDS
         failure: KafkalogError | None = None
-        failing_since: float | None = None
-        said = -math.inf
+        # It may be a wrong address: the reading calls return nothing, and raise nothing.
+        complaint = Complaint(log, "group_not_followed", patience_s=_NOT_FOLLOWED_SECONDS)
         while not self._is_ending():
-            began = time.monotonic()
             try:
                 self._step()
-                pause, failing_since = PAUSE_SECONDS, None
+                pause = PAUSE_SECONDS
+                complaint.ended()
                 with self._lock:
                     if failure is not None and self._error is failure:
                         self._error = None
@@ -446,15 +446,10 @@ class Membership:
             except Closed:
                 return
             except _GONE as error:
+                complaint.ended()
                 self._note_lost(self._me(), error)
             except (RetriableError, OSError) as error:
-                failing_since = began if failing_since is None else failing_since
-                now = time.monotonic()
-                if now - failing_since >= _NOT_FOLLOWED_SECONDS and now - said >= EVERY_SECONDS:
-                    said = now  # it may be a wrong address: the reading calls return nothing, and raise nothing
-                    log.warning("group_not_followed", group=self._group, member=self._name, reason=str(error))
-                else:
-                    log.info("group_not_followed_yet", group=self._group, member=self._name, reason=str(error))
+                complaint.failed(error, math.inf, group=self._group, member=self._name)
                 self._pause(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             except KafkalogError as error:

@@ -200,11 +200,20 @@ def test_a_log_that_another_one_replaces_at_once_is_left_all_the_same(host: Any)
     assert [(each.leaves, each.leader_epoch) for each in asked.partitions] == [(True, 0), (False, 5)]
 
 
-def fetching(metadata: Metadata, replica: Partition) -> ReplicaFetcher:
-    """What fetches a replica of broker 0 from broker 2."""
+def fetching(metadata: Metadata, *replicas: Partition) -> ReplicaFetcher:
+    """What fetches replicas of broker 0 from broker 2."""
     fetcher = ReplicaFetcher(2, 0, "here", metadata, SYSTEM_CLOCK, Throttle(), lambda *_: None)
-    fetcher.follow((TOPIC_ID, replica.number), replica)
+    for replica in replicas:
+        fetcher.follow((TOPIC_ID, replica.number), replica)
     return fetcher
+
+
+def asked_of(fetcher: ReplicaFetcher) -> list[pb.ReplicaPosition]:
+    """What its next request names; the one before is answered."""
+    fetcher._in_flight = 0
+    asked, _ = fetcher.next_request()
+    assert asked is not None
+    return list(asked.partitions)
 
 
 def test_a_follower_without_room_for_records_deletes_what_its_leader_has_deleted(
@@ -238,10 +247,7 @@ def test_a_log_is_left_once(host: Any) -> None:
     fetcher.follow(key, replica)
     leaves = []
     for _ in range(2):
-        fetcher._in_flight = 0
-        asked, _ = fetcher.next_request()
-        assert asked is not None
-        leaves.append([each.leaves for each in asked.partitions])
+        leaves.append([each.leaves for each in asked_of(fetcher)])
         fetcher._name(key, 0.0)
     assert leaves == [[True, False], [False]]
 
@@ -250,11 +256,10 @@ def test_a_partition_that_is_left_while_its_turn_has_not_come_is_not_named(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "FILES_NAMED_MAX", 0)
-    fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
     for partition in host.partitions:
         partition.staged.stage(b"%016d" % partition.number, [batch(0)])
         partition.role.follow(2, 5)
-        fetcher.follow((TOPIC_ID, partition.number), partition)
+    fetcher = fetching(Metadata(host), *host.partitions)
     real = Following.position
 
     def position(self: Following) -> Position:
@@ -262,28 +267,16 @@ def test_a_partition_that_is_left_while_its_turn_has_not_come_is_not_named(
         return real(self)
 
     monkeypatch.setattr(Following, "position", position)
-    named = []
-    for _ in range(2):
-        fetcher._in_flight = 0
-        asked, _ = fetcher.next_request()
-        assert asked is not None
-        named += [each.partition for each in asked.partitions if not each.leaves]
-    assert named == [0]
+    named = asked_of(fetcher) + asked_of(fetcher)
+    assert [each.partition for each in named if not each.leaves] == [0]
 
 
 def test_no_more_positions_are_named_at_once_than_fit(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher_module, "_NAMED_MAX", 1)
-    fetcher = ReplicaFetcher(2, 0, "here", Metadata(host), SYSTEM_CLOCK, Throttle(), lambda *_: None)
     for partition in host.partitions:
         partition.role.follow(2, 5)
-        fetcher.follow((TOPIC_ID, partition.number), partition)
-    named = []
-    for _ in range(2):
-        fetcher._in_flight = 0
-        asked, _ = fetcher.next_request()
-        assert asked is not None
-        named.append([each.partition for each in asked.partitions])
-    assert named == [[0], [1]]
+    fetcher = fetching(Metadata(host), *host.partitions)
+    assert [[each.partition for each in asked_of(fetcher)] for _ in range(2)] == [[0], [1]]
 
 
 def test_files_of_staged_data_are_named_in_several_requests_and_answers_if_they_are_many(
@@ -311,11 +304,9 @@ def test_files_of_staged_data_are_named_in_several_requests_and_answers_if_they_
     assert sum(map(len, answered)) == 5 < sum(map(sum, answered)), answered  # all, with their files
     assert len(answered) > 2 and all(sum(each[:-1]) <= 7 for each in answered), answered
 
-    metadata = Metadata(host)
-    fetcher = ReplicaFetcher(2, 0, "here", metadata, SYSTEM_CLOCK, Throttle(), lambda *_: None)
     for partition in host.partitions:
         partition.role.follow(2, 5)
-        fetcher.follow((TOPIC_ID, partition.number), partition)
+    fetcher = fetching(Metadata(host), *host.partitions)
     named: list[list[tuple[int, int]]] = []
     for _ in range(10):
         fetcher._in_flight = 0

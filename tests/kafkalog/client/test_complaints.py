@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,10 +27,10 @@ GONE = BrokerUnreachable(address="here:1", reason="connection refused")
 class Failing:
     """Something that fails every second."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, caplog: pytest.LogCaptureFixture, patience_s: float = 0.0) -> None:
         self.clock = ManualClock()
         self._caplog = caplog
-        self._complaint = Complaint(get_logger("kafkalog.test"), "held_up", self.clock.monotonic)
+        self.complaint = Complaint(get_logger("kafkalog.test"), "held_up", self.clock.monotonic, patience_s)
 
     def failed(
         self, seconds: int, error: KafkalogError = GONE, until: float = 200.0, each: int = 1, **facts: Any
@@ -37,7 +38,7 @@ class Failing:
         """What is said in so many seconds, of tries that take `each` seconds."""
         self._caplog.clear()
         for _ in range(0, seconds, each):
-            self._complaint.failed(error, until, **facts)
+            self.complaint.failed(error, until, **facts)
             self.clock.advance(each)
         return [record.getMessage() for record in self._caplog.records]
 
@@ -61,6 +62,18 @@ def test_a_new_trouble_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None
     assert len(failing.failed(3, until=213.0)) == 1
     failing.clock.advance(3)  # a pause between two tries
     assert failing.failed(3, until=213.0) == []
+
+
+def test_retries_without_an_end_are_said_once_they_last_and_again_after_they_have_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing(caplog, patience_s=4.0)
+    reason = 'reason="no broker reachable at here:1: connection refused"'
+    for _ in range(2):
+        assert failing.failed(4, until=math.inf) == []
+        assert failing.failed(12, until=math.inf, each=6) == [f"held_up {reason} failing_for_s=4"]
+        failing.complaint.ended()
+        failing.clock.advance(100)
 
 
 def test_tries_that_take_long_are_of_one_trouble(caplog: pytest.LogCaptureFixture) -> None:
