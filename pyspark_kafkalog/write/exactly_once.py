@@ -185,8 +185,10 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
             by_transaction.setdefault(transaction, []).extend(parts)
     _check_counts(by_transaction, numbered=options.txn is not None)
     _coordinator(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
+    reported = _with_checkpoint(messages)
+    checkpoint = None if reported is None else reported.checkpoint
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
-        _commit(transaction, found, options, fingerprint)
+        _commit(transaction, found, options, fingerprint, checkpoint)
 
 
 def with_query(messages: Messages, txn: TxnVersion | None) -> Messages:
@@ -217,10 +219,17 @@ def _of_query(message: Staged, query_id: str) -> Staged:
 
 def fingerprint(messages: Messages) -> bytes:
     """The fingerprint of the staged micro-batch by its checkpoint, if tasks reported the checkpoint's location."""
-    for message in _staged(messages):
-        if message.checkpoint is not None and any(batch.parts for batch in message.batches):
-            return _fingerprints.of(message.checkpoint, message.micro_batch)
-    return UNKNOWN
+    message = _with_checkpoint(messages)
+    if message is None or message.checkpoint is None:
+        return UNKNOWN
+    return _fingerprints.of(message.checkpoint, message.micro_batch)
+
+
+def _with_checkpoint(messages: Messages) -> Staged | None:
+    """The first message of a task that staged rows and reported its checkpoint."""
+    return next(
+        (each for each in _staged(messages) if each.checkpoint and any(batch.parts for batch in each.batches)), None
+    )
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
@@ -237,9 +246,16 @@ def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
 
 
 def _commit(
-    transaction: Transaction, parts: Iterable[StagedPartition], options: SinkOptions, fingerprint: bytes
+    transaction: Transaction,
+    parts: Iterable[StagedPartition],
+    options: SinkOptions,
+    fingerprint: bytes,
+    checkpoint: Checkpoint | None,
 ) -> None:
     from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
+
+    def fingerprint_of(batch_id: int) -> bytes:
+        return UNKNOWN if checkpoint is None else _fingerprints.of_earlier(checkpoint, batch_id)
 
     outcome = _coordinator(options).commit(
         CommitBatch(
@@ -252,6 +268,7 @@ def _commit(
             skip_if_recorded=transaction.skip_if_recorded,
             query_id=transaction.query_id,
             session_id=transaction.session_id,
+            fingerprint_of=fingerprint_of,
         )
     )
     if outcome is Outcome.SKIPPED:

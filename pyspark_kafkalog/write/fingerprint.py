@@ -37,7 +37,7 @@ _AGAIN_SECONDS = 600.0  # after a Java that did not start, so that not each batc
 
 
 class CheckpointUnreadable(Exception):
-    """A checkpoint's files are missing or cannot be read; the sentence names the file and the reason."""
+    """A checkpoint's files are missing, are another query's, or cannot be read; the sentence says which."""
 
 
 class Checkpoint(NamedTuple):
@@ -85,14 +85,24 @@ class Fingerprints:
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
         """SHA-256 of the batch's file; UNKNOWN if the checkpoint's location is unknown, or it cannot be read."""
-        if not checkpoint.location:
-            return self._unknown(checkpoint, "where it is was not said")
         try:
-            metadata, offsets = self._read(checkpoint, "metadata", f"offsets/{batch_id}")
-            if _query_id(metadata) != checkpoint.query_id:
-                return self._unknown(checkpoint, "it is another query's")
+            return self._hash(checkpoint, batch_id)
         except CheckpointUnreadable as error:
             return self._unknown(checkpoint, str(error))
+
+    def of_earlier(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
+        """As `of`, for a batch whose file Spark may have deleted by now: that is not logged."""
+        try:
+            return self._hash(checkpoint, batch_id)
+        except CheckpointUnreadable:
+            return UNKNOWN
+
+    def _hash(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
+        if not checkpoint.location:
+            raise CheckpointUnreadable("where it is was not said")
+        metadata, offsets = self._read(checkpoint, "metadata", f"offsets/{batch_id}")
+        if _query_id(metadata) != checkpoint.query_id:
+            raise CheckpointUnreadable("it is another query's")
         return hashlib.sha256(offsets).digest()
 
     def query_of(self, checkpoint: Checkpoint) -> str:

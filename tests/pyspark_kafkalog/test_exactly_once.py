@@ -550,6 +550,43 @@ def test_an_older_checkpoint_fails_a_numbered_write_and_loses_no_rows(
     assert texts(messages_in(topic)) == ["a", "b", "c", "d"]
 
 
+def test_a_checkpoint_does_not_go_on_after_rows_that_another_copy_of_it_wrote(
+    foreach_batch: ForeachBatch,
+    admin: Admin,
+    options: dict[str, str],
+    new_topic: Callable[[], str],
+    messages_in: MessagesIn,
+    tmp_path: Path,
+) -> None:
+    """A batch without rows for a topic leaves no decision there: the older copy is not seen by its first write, and
+    the newest one has to see what the older one wrote."""
+    late, every = new_topic(), new_topic()
+    for topic in (late, every):
+        admin.create_topic(topic)
+
+    def both(checkpoint: Path) -> Callable[[DataFrame, int], None]:
+        def function(rows: DataFrame, batch_id: int) -> None:
+            more = {"txnAppId": late, "txnVersion": str(batch_id), "checkpointLocation": str(checkpoint)}
+            write(rows.where("value like '%late'"), options, topic=late, **more)
+            write(rows, options, topic=every, **more)
+
+        return function
+
+    newest, old = foreach_batch.checkpoint, tmp_path / "old"
+    foreach_batch.add("a late")
+    foreach_batch.run(both(newest))
+    shutil.copytree(newest, old)
+    foreach_batch.add("b")
+    foreach_batch.run(both(newest))
+    foreach_batch.add("c late")
+    with pytest.raises(StreamingQueryException, match="wrote a batch of this number from another input"):
+        foreach_batch.run(both(old), old)
+    with pytest.raises(StreamingQueryException, match="wrote batch 1 from another input than this checkpoint has for"):
+        foreach_batch.run(both(newest))
+    assert texts(messages_in(late)) == ["a late", "c late"]
+    assert texts(messages_in(every)) == ["a late", "b"]
+
+
 def test_two_writes_to_one_topic_under_one_name_fail_after_each_restart_until_they_have_two(
     foreach_batch: ForeachBatch, admin: Admin, options: dict[str, str], topic: str, messages_in: MessagesIn
 ) -> None:

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kafkalog.client.cluster import Cluster, TopicInfo
 from kafkalog.client.config import ProducerSettings, parse_producer
@@ -94,6 +94,8 @@ class CommitBatch:
             query, also skips lower batch ids. All other writes up to the recorded id fail (`next_step`).
         query_id: of the query that writes; empty outside any.
         session_id: another name of the run; empty if there is none. It may be known where run_id is not.
+        fingerprint_of: of the input of an earlier batch by the same checkpoint; empty if it is not known. May read
+            files.
     """
 
     transactional_id: str
@@ -105,6 +107,7 @@ class CommitBatch:
     skip_if_recorded: bool = False
     query_id: str = ""
     session_id: str = ""
+    fingerprint_of: Callable[[int], bytes] = field(default=lambda batch_id: b"", compare=False, repr=False)
 
 
 class Step(enum.Enum):
@@ -138,6 +141,13 @@ def next_step(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> Ste
     if decision.is_open:
         return Step.ROLL_FORWARD
     if decision.batch_id < batch.batch_id:
+        if _is_of_another_past(decision, batch):
+            raise CheckpointCopied(
+                batch_id=batch.batch_id,
+                transactional_id=batch.transactional_id,
+                reason=f"{_run(decision)} wrote batch {decision.batch_id} from another input than this checkpoint has "
+                "for it, so rows of this batch may be in the topic already",
+            )
         return Step.PREPARE
     if decision.batch_id == batch.batch_id and decision.commit_uuid == commit_uuid:
         return Step.COMMITTED
@@ -185,6 +195,18 @@ def _has_another_write(decision: Decision, batch: CommitBatch, commit_uuid: byte
 
 def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
     return bool(batch.fingerprint and decision.fingerprint and batch.fingerprint != decision.fingerprint)
+
+
+def _is_of_another_past(decision: Decision, batch: CommitBatch) -> bool:
+    """Whether the last decided batch, an earlier one of the same query, had another input by the batch's checkpoint:
+    one of two copies of a checkpoint has gone on, and batches without rows, which leave no decision, have hidden it. Of
+    its own run nobody needs to look."""
+    writer = _writer(batch, b"")
+    is_own = bool(batch.run_id and batch.run_id == decision.run_id) or any(map(writer.is_in_run_of, decision.writers))
+    if is_own or not decision.fingerprint or not batch.query_id or batch.query_id != decision.query_id:
+        return False
+    found = batch.fingerprint_of(decision.batch_id)
+    return bool(found) and found != decision.fingerprint
 
 
 def is_recorded(decision: Decision, batch: CommitBatch, commit_uuid: bytes) -> bool | None:

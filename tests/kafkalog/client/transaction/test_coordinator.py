@@ -103,6 +103,34 @@ def test_the_same_batch_of_another_input_fails_the_commit() -> None:
     assert (copied.value.facts["batch_id"], copied.value.facts["transactional_id"]) == (5, "tx")
 
 
+PAST = replace(RECORDED, batch_id=3, query_id="q")
+OF_QUERY = replace(BATCH, query_id="q", fingerprint_of=lambda batch_id: b"mine %d" % batch_id)
+
+
+def test_a_batch_after_one_of_another_input_fails_the_commit() -> None:
+    """Two copies of a checkpoint went on, and a batch without rows left no decision that one of them would meet."""
+    for batch in (OF_QUERY, replace(OF_QUERY, run_id=""), replace(OF_QUERY, skip_if_recorded=True, session_id="s")):
+        with pytest.raises(CheckpointCopied, match="run older wrote batch 3 from another input than this") as copied:
+            next_step(PAST, batch, UUID)
+        assert copied.value.facts["batch_id"] == 5
+
+
+@pytest.mark.parametrize(
+    ("decision", "batch"),
+    [
+        (replace(PAST, fingerprint=b"mine 3"), OF_QUERY),
+        (replace(PAST, fingerprint=b""), OF_QUERY),
+        (PAST, replace(OF_QUERY, fingerprint_of=lambda batch_id: b"")),  # Spark has deleted the file
+        (PAST, replace(OF_QUERY, query_id="r")),  # another query's number has another meaning
+        (replace(PAST, query_id=""), replace(OF_QUERY, query_id="")),
+        (replace(PAST, run_id="run"), OF_QUERY),
+        (replace(PAST, run_id="", writers=(Writer(OTHER, "", "s"),)), replace(OF_QUERY, run_id="", session_id="s")),
+    ],
+)
+def test_a_batch_goes_on_after_one_that_its_checkpoint_may_have_written(decision: Decision, batch: CommitBatch) -> None:
+    assert next_step(decision, batch, UUID) is Step.PREPARE
+
+
 def test_a_run_that_was_replaced_is_refused_whatever_is_recorded() -> None:
     for decision in (replace(RECORDED, done=False), RECORDED, replace(RECORDED, batch_id=1)):
         with pytest.raises(RunFenced, match="run run of transaction 'tx' was replaced by run older"):
