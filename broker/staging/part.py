@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -249,6 +249,17 @@ class Part:
         """Nothing in its files is needed for it any more."""
         for place in (*self.places, *self.early.values()):
             place[0].live -= 1
+
+    def lose(self, gone: Collection[StagedFile]) -> None:
+        """Forget the batches in files that are gone. Those after the first of them wait for it."""
+        first = next((number for number, place in enumerate(self.places) if place[0] in gone), len(self.places))
+        self.early.update(enumerate(self.places[first:], first))
+        self.length -= sum(place[2] for place in self.places[first:])
+        del self.places[first:]
+        for number, place in list(self.early.items()):
+            if place[0] in gone:
+                place[0].live -= 1
+                del self.early[number]
 
     def is_whose(self, header: BatchHeader) -> bool:
         return (self.producer_id, self.batch_id, self.number) == (

@@ -18,11 +18,11 @@ bytes of the files that its leader has, in their order (`copy`), and removes or 
 (`keep_only`): the end of a copy may record a drop, or a batch, that only an old leader knew. It decides nothing itself,
 and knows what a start would know of its files. What was acknowledged is whole in every copy of the in-sync set.
 
-A file with frames is closed at 64 MiB, and at more the more files there are, a part's where the topic's segments end.
-Files are removed once nothing in them is needed, as is the active file when it has `_WASTE_MAX` bytes of which none is
-needed. Until then a part's file that has become a segment has two names, one here and one in the log. After a restart
-existing files are not appended to. A start reads all files: a part counts up to its first missing or damaged batch, and
-a set with an incomplete part is lost.
+A file with frames is closed at 64 MiB, and at 64 MiB more for each 256 files there are; a part's own at
+`segment.bytes`. Files are removed once nothing in them is needed, as is the active file when it has `_WASTE_MAX` bytes
+of which none is needed. Until then a part's file that has become a segment has two names, one here and one in the log.
+After a restart existing files are not appended to. A start reads all files: a part counts up to its first missing or
+damaged batch, and a set with an incomplete part is lost.
 
 Damage may also have cost a set of which nothing is known any more. A start that finds such damage removes the file
 `complete` before any other, and one that does not find `complete`, as after a removal of the folder by hand, cannot
@@ -815,14 +815,32 @@ class Staging:
 
     def _replay_if_stale(self) -> None:
         """Raises StorageFailed, FileRefused, DiskFull: to be called again."""
-        # Of what is not needed here either, as after the end of a transaction, nothing follows.
-        if self._is_stale or any(file.live or file.ends & self._files.keys() for file in self._gone):
+        # Of what is not needed here either, as after the end of a transaction, nothing follows. Of a part's file only
+        # what is known of that part: reading all that is staged may take longer than the in-sync set waits.
+        if self._is_stale or any(self._is_missed(file) for file in self._gone):
             self._is_stale = True
             try:
                 self._replay_files()
             except OSError as error:
                 self._refuse(error, "reading what is staged")
+        else:
+            self._lose_batches_in({file for file in self._gone if file.live})
         self._gone.clear()
+
+    def _is_missed(self, file: StagedFile) -> bool:
+        """Whether more than the batches of one part followed from a file that is gone."""
+        return bool((file.live and not file.part) or file.ends & self._files.keys())
+
+    def _lose_batches_in(self, gone: Collection[StagedFile]) -> None:
+        """Know that files of parts are gone."""
+        for uuid in {file.part for file in gone} & self._parts.keys():
+            part = self._parts[uuid]
+            part.lose(gone)
+            for known in self._sets.values():
+                if part in known.parts:
+                    known.lost = self._fault_of(known.prepared)
+            if not part.sets and not part.files():
+                del self._parts[uuid]
 
     def _remove_copy(self, file: StagedFile) -> None:
         try:

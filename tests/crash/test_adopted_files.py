@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,7 @@ from broker.staging.format import FILE_START
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
 from broker.storage.checkpoint import TEMPORARY
 from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles, StagedPartLost
-from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, iter_batches
+from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, STAMPED_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
 from tests.crash.memory_disk import MemoryDisk
@@ -888,6 +889,73 @@ def test_a_set_that_is_known_to_be_lost_is_not_applied() -> None:
             partition._staging.check(FIRST.commit_uuid)
     with pytest.raises(StagedPartLost):
         next(partition._staging.pieces(FIRST.commit_uuid, lambda *_: False))
+
+
+def test_a_file_that_changed_after_its_check_is_not_adopted() -> None:
+    """An adopted file is read no more, but for its headers: they have the checksums that were staged."""
+    [disk], [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    for path in part_files(disk, partition):
+        disk.bytes_of(path)[STAMPED_SIZE + 4] ^= 1  # of the checksum of the rest of a batch
+    with pytest.raises(StagedPartLost):
+        apply(partition, FIRST)
+    assert visible(partition) == FIRST.values[:2]  # those of the file that parts share
+
+
+@pytest.fixture
+def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the staged files that are read whole."""
+    names: list[str] = []
+    for name in ("_read_file", "_read_part_file"):
+        real = getattr(staging.Staging, name)
+
+        def read(self: staging.Staging, file: StagedFile, real: Callable[..., None] = real) -> None:
+            names.append(file.path.name)
+            real(self, file)
+
+        monkeypatch.setattr(staging.Staging, name, read)
+    return names
+
+
+def test_a_part_that_was_given_up_makes_no_follower_read_what_else_is_staged(read_again: list[str]) -> None:
+    """It may be many gigabytes, and meanwhile the follower fetches nothing."""
+    [_, disk], [leader, follower] = begun(2)
+    stage(leader)
+    for batch in LOOSE.batches(9):
+        leader.staged.stage(LOOSE.uuid(9), [batch])
+    copy_staged(leader, follower, 3)
+    leader.staged.abort([LOOSE.uuid(9)])
+    read_again.clear()
+    copy_staged(leader, follower, 3)
+    assert read_again == []
+    assert follower.staged.copies() == leader.staged.copies()
+    lead_in(follower, 4)
+    prepare(follower)
+    apply(follower, FIRST)
+    assert visible(follower) == FIRST.values
+    again = open_partition(open_directory(disk.after_kill()), leader_epoch=5)
+    assert visible(again) == FIRST.values
+
+
+def test_a_set_whose_files_go_before_its_drop_is_known_is_lost_until_then(read_again: list[str]) -> None:
+    [_, disk], [leader, follower] = begun(2)
+    stage(leader)
+    prepare(leader)
+    copy_staged(leader, follower, 3)
+    copies = [copy for copy in leader.staged.copies() if not copy.part]
+    follower.following.keep_only_staged(copies, 3)
+    read_again.clear()
+    follower._staging.sync_copies()
+    assert read_again == []
+    [(prepared, lost)] = known(follower)
+    assert prepared == FIRST.prepared(0) and lost is not None
+    assert known(open_partition(open_directory(disk.after_kill()), leader_epoch=4)) == [(prepared, lost)]
+    apply(leader, FIRST)
+    leader._staging.drop(FIRST.commit_uuid)
+    copy_staged(leader, follower, 3)
+    assert known(follower) == []
+    assert follower.staged.copies() == leader.staged.copies()
 
 
 def test_copies_that_are_opened_again_ask_for_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
