@@ -168,6 +168,7 @@ class Connection:
         self._last_request = clock.monotonic()
         self._end_of_input = False  # the peer sends no more, or we read no more: answer the pending requests, then end
         self._stopping = False
+        self._is_cut = False
         self._wake_lock = threading.Lock()  # guards _wake_fd against a wake after its close
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.poll()
@@ -191,6 +192,7 @@ class Connection:
 
     def cut(self) -> None:
         """End at once, whatever it is doing."""
+        self._is_cut = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -297,6 +299,8 @@ class Connection:
                 raise _Gone("the peer has closed the connection")
             else:  # a Unix socket says so before what the peer sent is read; it would go on saying it
                 self._poller.unregister(self._sock)
+        if self._is_cut:  # which a Unix socket does not say
+            raise _Gone("it was cut")
 
     @property
     def _has_room(self) -> bool:

@@ -169,12 +169,15 @@ class DataPort:
             waiting[0].close()
 
     def _accept(self) -> tuple[socket.socket, str] | None:
-        """A new connection and its peer; None if there is none."""
-        for listener in self._listeners:
+        """A new connection and its peer; None if there is none. The listeners take turns: a flood at one of them keeps
+        nobody from the other."""
+        for listener in list(self._listeners):
             try:
                 accepted, address = listener.accept()
             except BlockingIOError:
                 continue
+            self._listeners.remove(listener)
+            self._listeners.append(listener)
             accepted.setblocking(False)
             if listener.family == socket.AF_UNIX:
                 enlarge(accepted)

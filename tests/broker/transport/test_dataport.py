@@ -7,15 +7,22 @@ import os
 import resource
 import socket
 import threading
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from broker.config import BrokerSettings
+from broker.replica.host import Host
+from broker.storage.disk import Disk
+from broker.transport.connection import Connection
 from broker.transport.dataport import DataPort, close_all, listen
+from kafkalog.clock import SYSTEM_CLOCK
 from kafkalog.errors import AddressInUse
+from kafkalog.net.local import socket_name
 from kafkalog.wire import frames
 from tests.broker.conftest import RunningBroker, StartBroker
-from tests.broker.data_port_client import DataPortClient, a_batch, ask_for_more_than_sockets_hold
+from tests.broker.data_port_client import DataPortClient, a_batch, append_frame, ask_for_more_than_sockets_hold
 from tests.waiting import waited_for
 
 
@@ -181,6 +188,70 @@ def test_a_stop_cuts_off_a_reader_that_takes_nothing(
         broker.stop()
         connection.join(20)
         assert not connection._thread.is_alive()
+
+
+def address(family: int, port: int) -> tuple[str, int] | bytes:
+    if family == socket.AF_INET:
+        return "127.0.0.1", port
+    name = socket_name("127.0.0.1", port)
+    assert name is not None
+    return name
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_a_cut_ends_a_connection_whose_acks_do_not_come(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, family: int
+) -> None:
+    broker = start_broker()
+    topic_id = broker.new_topic(flush_messages=1)
+    may_sync, sync, port = threading.Event(), Disk.sync, broker.broker.data_port
+
+    def late(disk: Disk, fd: int) -> None:
+        may_sync.wait(60)
+        sync(disk, fd)
+
+    monkeypatch.setattr(Disk, "sync", late)
+    started: list[Connection] = []
+    start = Connection.start
+
+    def noted(connection: Connection) -> None:
+        started.append(connection)
+        start(connection)
+
+    monkeypatch.setattr(Connection, "start", noted)
+    with socket.socket(family) as client:
+        client.settimeout(30)
+        client.connect(address(family, port))
+        client.sendall(frames.hello() + append_frame(1, topic_id, a_batch(), timeout_ms=30_000))
+        try:
+            waited_for(lambda: any(each._pending for each in started))
+            [connection] = started
+            connection.stop()
+            connection.join(0.2)
+            connection.cut()
+            connection.join(10)
+            assert not connection._thread.is_alive()
+        finally:
+            may_sync.set()
+
+
+def test_a_flood_at_one_socket_keeps_nobody_from_the_other() -> None:
+    host, clock = SimpleNamespace(metadata=SimpleNamespace(brokers={})), SYSTEM_CLOCK
+    listeners = listen(settings(0))
+    families = [each.family for each in listeners]
+    assert families == [socket.AF_INET, socket.AF_UNIX]
+    port = listeners[0].getsockname()[1]
+    data = DataPort(listeners, cast(Host, host), settings(port), clock)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            for listener in (socket.AF_INET, socket.AF_UNIX):
+                client = stack.enter_context(socket.socket(listener))
+                client.connect(address(listener, port))
+        taken = []
+        while (found := data._accept()) is not None:
+            taken.append(stack.enter_context(found[0]).family)
+        assert taken == families * 3
+    close_all(listeners)
 
 
 def test_two_hundred_connections_at_once_are_all_served(start_broker: StartBroker) -> None:
