@@ -67,16 +67,29 @@ def as_messages(fields: Iterable[MessageFields]) -> Iterator[Message]:
     return map(tuple.__new__, repeat(Message), fields)
 
 
+_SHOWN = 10
+
+
 class Messages(Sequence[Message]):
     """Messages that were consumed together. A sequence as a list is, but for changes; each message is made when it is
-    looked at, so that thousands of them cost the garbage collector nothing: `list(messages)` makes all."""
+    looked at, so that thousands of them cost the garbage collector nothing: `list(messages)` makes all.
 
-    __slots__ = ("_ends", "_parts")
+    Args:
+        parts: the messages' fields in order.
+        are_runs: each part is of one partition, in the log's order.
+    """
+
+    __slots__ = ("_are_runs", "_ends", "_parts")
     __hash__ = None  # type: ignore[assignment] # as a list's
 
-    def __init__(self, parts: Iterable[Sequence[MessageFields]] = ()) -> None:
+    def __init__(self, parts: Iterable[Sequence[MessageFields]] = (), *, are_runs: bool = False) -> None:
         self._parts = list(parts)
         self._ends = list(accumulate(map(len, self._parts)))
+        self._are_runs = are_runs
+
+    def last_of_each(self) -> Iterable[Message]:
+        """Those after which a commit of all may be: the last of each run, or all."""
+        return [Message(*part[-1]) for part in self._parts if len(part)] if self._are_runs else self
 
     def _fields(self) -> Iterator[MessageFields]:
         return chain.from_iterable(self._parts)
@@ -136,7 +149,9 @@ class Messages(Sequence[Message]):
         return Messages, ([list(self._fields())],)
 
     def __repr__(self) -> str:
-        return f"Messages({list(self)!r})"
+        shown = ", ".join(map(repr, self[:_SHOWN]))
+        more = f", ... {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
+        return f"Messages([{shown}{more}])"
 
 
 class RecordMetadata(NamedTuple):

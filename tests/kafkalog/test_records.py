@@ -90,3 +90,15 @@ def test_the_garbage_collector_leaves_them_alone() -> None:
     gc.collect()
     gc.collect()
     assert not any(gc.is_tracked(fields) for fields in messages._fields())
+
+
+def test_of_runs_of_partitions_the_last_of_each_are_given_alone() -> None:
+    runs = [MADE[:1], [], MADE[1:]]
+    assert Messages(runs, are_runs=True).last_of_each() == [MADE[0], MADE[-1]]
+    for unknown in (Messages(runs), Messages(runs, are_runs=True)[:]):
+        assert list(unknown.last_of_each()) == MADE
+
+
+def test_many_are_shown_in_part() -> None:
+    shown = repr(Messages([MADE[:1] * 12]))
+    assert shown == f"Messages([{', '.join([repr(MADE[0])] * 10)}, ... 2 more])"

@@ -826,7 +826,9 @@ def _named(
     if not isinstance(done, Sequence):
         return _behind(done), {}
     latest: dict[tuple[str, int, bytes], Message] = {}
-    for message in [done] if isinstance(done, Message | TopicPartition) else done:
+    if isinstance(done, Message | TopicPartition):
+        done = [done]  # one of a partition is refused below
+    for message in done.last_of_each() if isinstance(done, Messages) else done:
         if isinstance(message, TopicPartition):
             raise InvalidArgument(reason=f"{message} has no offset to commit: give a dict of offsets by TopicPartition")
         if not isinstance(message, Message):

@@ -409,7 +409,7 @@ class Taken(NamedTuple):
 
 
 def joined(taken: Iterable[Taken]) -> Messages:
-    return Messages(part for each in taken for part in each.parts)
+    return Messages((part for each in taken for part in each.parts), are_runs=True)
 
 
 class Share(NamedTuple):
