@@ -1,11 +1,10 @@
 """Run benchmarks by name (all if none is given) and print one JSON line a figure, or one that says why there is none.
 
-`--peers` runs those beside other systems, keeps their figures in docs/benchmarks/results.json, and makes the plots and
+`--peers` runs those that are published, keeps their figures in docs/benchmarks/results.json, and makes the plots and
 the tables of docs/BENCHMARKS.md again.
 
 A benchmark is a module of this package with `run(scale: float) -> Iterable[dict]`; `scale` shrinks its record counts,
-so that tests can run it small. Every line has the command and the commit, and each figure, which is a median of
-interleaved runs, the machine.
+so that tests can run it small. Every line has the command and the commit, and each figure the machine.
 """
 
 from __future__ import annotations
@@ -59,17 +58,16 @@ def machine() -> dict[str, object]:
 
 
 def code() -> str:
-    """The commit that is measured; with `+` if files differ from it."""
+    """The commit that is measured; with `+` if files differ from it, but for the documents, which a run changes."""
+    git = ["git", "-C", str(report.ROOT)]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(report.ROOT), "describe", "--always", "--dirty=+", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
+        commit, changed = (
+            subprocess.run([*git, *asked], capture_output=True, text=True, check=True).stdout.strip()
+            for asked in (("describe", "--always", "--exclude=*"), ("status", "--porcelain", "--", ".", ":!docs"))
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return described.stdout.strip()
+    return commit + "+" * bool(changed)
 
 
 def lines(names: Iterable[str], scale: float, how: str = "") -> Iterable[dict[str, object]]:
@@ -91,13 +89,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="only benchmarks beside other systems, or those of them that are named; keep their figures, and make the "
-        "plots and tables of docs/BENCHMARKS.md again",
+        help=f"those that are published, or some of them ({', '.join(report.PEERS)}), at full size; keep their "
+        "figures, and make the plots and tables of docs/BENCHMARKS.md again",
     )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"there is no benchmark '{unknown[0]}'; there are {', '.join(BENCHMARKS)}")
+    if given.peers and given.scale != 1.0:
+        parser.error("--peers publishes its figures, so they are of the full record counts: leave out --scale")
+    unpublished = [name for name in given.names if given.peers and name not in report.PEERS]
+    if unpublished:
+        parser.error(f"no page shows the figures of '{unpublished[0]}'; --peers is for {', '.join(report.PEERS)}")
     measured = []
     names = given.names or (report.PEERS if given.peers else BENCHMARKS)
     for line in lines(names, given.scale, "--peers " if given.peers else ""):

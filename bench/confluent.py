@@ -21,10 +21,11 @@ from typing import Any
 import confluent_kafka
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from bench.measure import by_turns, figure, seconds
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
+from bench.peers.librdkafka import TUNED_CONSUMER, make_topic
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer
 
@@ -35,12 +36,6 @@ MANY_PARTITIONS = 1000
 KEYS = 100_000
 PERCENTILES = (50.0, 99.0)
 TOPIC = "confluent"
-TUNED = {
-    "max.partition.fetch.bytes": 8 << 20,
-    "fetch.max.bytes": 64 << 20,
-    "queued.max.messages.kbytes": 1 << 20,
-    "queued.min.messages": 1_000_000,
-}
 Read = Callable[[Any, int, Callable[[Any], bytes]], float]
 _groups = count()
 
@@ -49,7 +44,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     records = max(40_000, int(1_000_000 * scale)) // BATCH * BATCH
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     with (
-        KafkaServer(kafka_jars(SERVER, 300.0 if scale >= 0.1 else 45.0), {}) as kafka,
+        KafkaServer(kafka_jars(SERVER, patience_seconds(scale)), {}) as kafka,
         LocalCluster(brokers=1) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
     ):
@@ -60,8 +55,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 producer.send_arrow(TOPIC, rows, partition=sent // BATCH % PARTITIONS)
             producer.flush()
         kafka_admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        for made in kafka_admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
-            made.result()
+        make_topic(kafka_admin, TOPIC, PARTITIONS)
         _fill(
             confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20}), values, records
         )
@@ -84,10 +78,10 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             {
                 "poll, kafkalog": lambda: ours(poll),
                 "poll, confluent-kafka": lambda: of_confluent(poll, {}),
-                "poll, confluent-kafka tuned": lambda: of_confluent(poll, TUNED),
+                "poll, confluent-kafka tuned": lambda: of_confluent(poll, TUNED_CONSUMER),
                 f"consume({BATCH}), kafkalog": lambda: ours(consume),
                 f"consume({BATCH}), confluent-kafka": lambda: of_confluent(consume, {}),
-                f"consume({BATCH}), confluent-kafka tuned": lambda: of_confluent(consume, TUNED),
+                f"consume({BATCH}), confluent-kafka tuned": lambda: of_confluent(consume, TUNED_CONSUMER),
             },
             scale,
         )
@@ -150,8 +144,7 @@ def _keyed(
     topic, partitions = f"{TOPIC}-keyed", MANY_PARTITIONS if scale >= 0.1 else 50
     in_tables, one_by_one = max(100_000, int(2_000_000 * scale)), max(10_000, int(300_000 * scale))
     admin.create_topic(topic, partitions=partitions)
-    for made in kafka_admin.create_topics([NewTopic(topic, partitions, 1)]).values():
-        made.result()
+    make_topic(kafka_admin, topic, partitions)
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     keys = [[str(number * 7919 % KEYS).encode() for number in range(at, at + BATCH)] for at in range(0, KEYS, BATCH)]
     small = [pa.record_batch([pa.array(some, pa.binary()), pa.array(values)], names=["key", "value"]) for some in keys]

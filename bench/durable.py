@@ -11,12 +11,11 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from bench.kafka import patience_seconds
-from bench.load import produce_all
 from bench.measure import by_turns, figure, seconds
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
+from bench.peers.librdkafka import make_topic, produce_all
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer
 
@@ -40,9 +39,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         Admin(cluster.bootstrap_servers) as admin,
     ):
         admin.create_topic(TOPIC, partitions=PARTITIONS, config={"flush.messages": 1})
-        kafka_admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        for made in kafka_admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
-            made.result()
+        make_topic(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}), TOPIC, PARTITIONS)
 
         def ours(records: int, is_each_awaited: bool, settings: Mapping[str, Any]) -> float:
             with Producer(cluster.bootstrap_servers, acks=1, **settings) as producer:

@@ -22,10 +22,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measure import figure, fresh_topic, interleaved, looked_for
+from bench.measure import figure, fresh_topic, interleaved
+from bench.peers.connector import BROKER, CONNECTOR_DEFAULTS, CONNECTOR_TUNED, CONSUMER, PRODUCER, KafkaTopics
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
 from bench.spark_read import to_noop
 from bench.spark_session import WARMUPS, spark_session
@@ -38,25 +39,6 @@ PARTITIONS = 4
 MANY_PARTITIONS = 64
 KEYS = 100_000
 SPLITS = 2
-_REGISTERED_WITHIN_SECONDS = 60.0
-_SERVED_WITHIN_SECONDS = 60.0
-PRODUCER = {
-    "kafka.acks": "1",
-    "kafka.linger.ms": "5",
-    "kafka.batch.size": "1000000",
-    "kafka.max.request.size": "1048576",
-    "kafka.buffer.memory": str(64 << 20),
-    "kafka.compression.type": "none",
-}
-CONSUMER = {
-    "kafka.max.partition.fetch.bytes": str(4 << 20),
-    "kafka.fetch.max.bytes": str(8 << 20),
-    "kafka.max.poll.records": "10000",
-}
-BROKER = {"num.partitions": PARTITIONS, "log.segment.delete.delay.ms": 1000}
-"""What the runs before have written does not stay on the disk for a minute."""
-CONNECTOR_TUNED = "connector tuned"
-CONNECTOR_DEFAULTS = "connector defaults"
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
@@ -75,11 +57,6 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         for partitions in (PARTITIONS, MANY_PARTITIONS):
             yield from sides.written(f"write by key, {partitions} partitions", 2_000_000, partitions, is_keyed=True)
         yield from sides.read()
-
-
-def patience_seconds(scale: float) -> float:
-    """How long to wait for jars. A small run is a test's."""
-    return 300.0 if scale >= 0.1 else 45.0
 
 
 def rows_to_write(spark: SparkSession, rows: int, is_keyed: bool = False) -> DataFrame:
@@ -231,60 +208,6 @@ class Sides:
         for name, taken in times.items():
             versions = {"kafka": SERVER_VERSION, "connector": CONNECTOR_VERSION} if name in self._connector else {}
             yield figure(f"{what}, {name}", "rows/s", [rows / each for each in taken], **facts, **versions)
-
-
-class KafkaTopics:
-    """Topics on the Kafka broker, made and deleted by the client inside Spark's Java.
-
-    Each has a name of its own: the producers that Spark keeps would go on writing to a name's deleted topic.
-
-    Attributes:
-        current: the last one made.
-    """
-
-    def __init__(self, spark: SparkSession, bootstrap_servers: str, nodes: int = 1) -> None:
-        self._java: Any = spark.sparkContext._jvm
-        assert self._java is not None
-        properties = self._java.java.util.Properties()
-        properties.setProperty("bootstrap.servers", bootstrap_servers)
-        self._admin = self._java.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        looked_for(  # a broker serves before it is registered
-            lambda: self._admin.describeCluster().nodes().get().size() >= nodes,
-            _REGISTERED_WITHIN_SECONDS,
-            "Kafka's brokers are not registered",
-        )
-        self._made = 0
-        self._kept: list[str] = []
-        self.current = ""
-
-    def make(self, partitions: int) -> None:
-        """With the brokers' default replication factor. Returns once its leaders serve it: connectors whose first
-        requests come before that fail with OutOfOrderSequenceException if there are many partitions."""
-        self._made += 1
-        self.current = f"written-{self._made}"
-        some, empty = self._java.java.util.Optional.of(partitions), self._java.java.util.Optional.empty()
-        topic = self._java.org.apache.kafka.clients.admin.NewTopic(self.current, some, empty)
-        self._admin.createTopics(self._java.java.util.Collections.singleton(topic)).all().get()
-        self._kept.append(self.current)
-        kafka = self._java.org.apache.kafka
-        wanted = self._java.java.util.HashMap()
-        for partition in range(partitions):
-            wanted.put(kafka.common.TopicPartition(self.current, partition), kafka.clients.admin.OffsetSpec.latest())
-
-        def is_served() -> bool:
-            try:
-                self._admin.listOffsets(wanted).all().get()
-            except Py4JJavaError:
-                return False
-            return True
-
-        looked_for(is_served, _SERVED_WITHIN_SECONDS, f"Kafka's topic {self.current} has no leaders")
-
-    def delete(self) -> None:
-        """Delete all of them."""
-        for topic in self._kept:
-            self._admin.deleteTopics(self._java.java.util.Collections.singleton(topic)).all().get()
-        self._kept.clear()
 
 
 def _save(rows: DataFrame, format_name: str, options: Mapping[str, str]) -> None:

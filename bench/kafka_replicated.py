@@ -11,17 +11,10 @@ from collections.abc import Iterator
 
 import confluent_kafka
 
-from bench.kafka import (
-    BROKER,
-    CONNECTOR_TUNED,
-    PARTITIONS,
-    PRODUCER,
-    RECORD_BYTES,
-    KafkaTopics,
-    Sides,
-    patience_seconds,
-)
+from bench.kafka import PARTITIONS, RECORD_BYTES, Sides
 from bench.measure import figure, fresh_topic, interleaved
+from bench.peers.connector import BROKER, CONNECTOR_TUNED, PRODUCER, KafkaTopics
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import CONNECTOR, SERVER, KafkaServer, kafka_jars
 from bench.spark_session import WARMUPS, spark_session
 from broker.local import LocalCluster

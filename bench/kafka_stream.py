@@ -29,8 +29,9 @@ import confluent_kafka
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.kafka import BROKER, CONNECTOR_DEFAULTS, PRODUCER, KafkaTopics, patience_seconds
 from bench.measure import by_turns, figure, seconds
+from bench.peers.connector import BROKER, CONNECTOR_DEFAULTS, CONNECTOR_TUNED, PRODUCER, KafkaTopics
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import CONNECTOR, SERVER, KafkaServer, kafka_jars
 from bench.spark_session import spark_session
 from bench.spark_write import DELIVERIES
@@ -151,7 +152,7 @@ class OfKafka(Side):
     format_name = "kafka"
     sinks: Mapping[str, Mapping[str, str]] = {
         CONNECTOR_DEFAULTS: {},
-        "connector tuned": {**PRODUCER, "kafka.linger.ms": "0"},
+        CONNECTOR_TUNED: {**PRODUCER, "kafka.linger.ms": "0"},
     }
 
     def __init__(self, kafka: KafkaServer, topics: KafkaTopics) -> None:

@@ -18,27 +18,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from broker.local.zookeeper import with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 _VALUES = 1000
-KAFKA_PRODUCER: dict[str, object] = {
-    "acks": 1,
-    "linger.ms": 20,
-    "batch.num.messages": 10_000,
-    "batch.size": 1_000_000,
-    "message.max.bytes": 4_000_000,
-    "queue.buffering.max.kbytes": 64 << 10,
-}
-KAFKA_CONSUMER: dict[str, object] = {
-    "max.partition.fetch.bytes": 8 << 20,
-    "fetch.max.bytes": 64 << 20,
-    "queued.max.messages.kbytes": 1 << 20,
-    "queued.min.messages": 1_000_000,
-}
-"""Tuned, as `confluent` and `paper` have it: what is read."""
+_LARGE = {"message.max.bytes": 4_000_000, "queue.buffering.max.kbytes": 64 << 10}
 
 
 class Load(NamedTuple):
@@ -131,26 +117,12 @@ def _produce_ours(load: Load, values: list[bytes]) -> None:
 def _produce_theirs(load: Load, values: list[bytes]) -> None:
     import confluent_kafka
 
-    producer = confluent_kafka.Producer({"bootstrap.servers": load.bootstrap_servers, **KAFKA_PRODUCER})
+    from bench.peers.librdkafka import TUNED_PRODUCER, produce_all
+
+    producer = confluent_kafka.Producer({"bootstrap.servers": load.bootstrap_servers, **TUNED_PRODUCER, **_LARGE})
     _begin()
     produce_all(producer, load.topic, values, load.records)
     print("done", flush=True)
-
-
-def produce_all(producer: Any, topic: str, values: list[bytes], records: int) -> None:
-    """Send so many records by confluent-kafka's producer, of values that come again, waiting for room where there is
-    none."""
-    produce, poll = producer.produce, producer.poll
-    for start in range(0, records, len(values)):
-        for value in values[: records - start]:
-            while True:
-                try:
-                    produce(topic, value)
-                    break
-                except BufferError:
-                    poll(0.1)
-        poll(0)
-    producer.flush()
 
 
 def _consume_ours(load: Load, numbers: list[int]) -> None:
@@ -172,8 +144,10 @@ def _consume_ours(load: Load, numbers: list[int]) -> None:
 def _consume_theirs(load: Load, numbers: list[int]) -> None:
     import confluent_kafka
 
+    from bench.peers.librdkafka import TUNED_CONSUMER
+
     group = {"group.id": f"g{os.getpid()}", "enable.auto.commit": False}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": load.bootstrap_servers, **group, **KAFKA_CONSUMER})
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": load.bootstrap_servers, **group, **TUNED_CONSUMER})
     partitions = [confluent_kafka.TopicPartition(load.topic, number, 0) for number in numbers]
     left = sum(consumer.get_watermark_offsets(each)[1] for each in partitions)
     _begin()

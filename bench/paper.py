@@ -3,8 +3,10 @@ Kafka, RabbitMQ and ActiveMQ, all on this machine; and the bytes that each keeps
 
 Each way to produce or consume is at its `defaults`, or `tuned`: as fast as its documents say it can be, with the disk
 left to the operating system, as all of the paper's were. A topic or queue has one partition, as in the paper, and is
-made anew for each run. What runs wrote is kept until the end, so that the disk has to take all of it; `deleted` are
-runs for which what the one before wrote is deleted, which is kinder to whoever writes back late.
+made anew for each run of a producer. What runs wrote is kept until the end, so that the disk has to take all of it;
+`deleted` are runs for which what the one before wrote is deleted, which favours the system that writes back later.
+Consumers of the two logs read, again and again, what a producer wrote at its defaults. A million messages, where the
+paper had ten: with the slow ones by turns, that takes half an hour.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ import pyarrow as pa
 from confluent_kafka import Consumer as LibrdkafkaConsumer
 from confluent_kafka import Producer as LibrdkafkaProducer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from bench.load import produce_all
 from bench.measure import NotAvailable, by_turns, figure, seconds
 from bench.peers import activemq, rabbitmq
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import (
     SERVER,
     SERVER_VERSION,
@@ -36,6 +37,7 @@ from bench.peers.kafka import (
     kafka_jars,
     producer_performance,
 )
+from bench.peers.librdkafka import TUNED_CONSUMER, TUNED_PRODUCER, delete_topic, make_topic, produce_all
 from bench.peers.queues import QueuePeer
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
@@ -84,6 +86,11 @@ class System(ABC):
             self._delete(last)
         self._make(self.current)
 
+    @property
+    def fill(self) -> Client:
+        """What makes what the consumers read."""
+        return next(iter(self.producers.values()))
+
     @abstractmethod
     def _make(self, topic: str) -> None: ...
 
@@ -92,7 +99,7 @@ class System(ABC):
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
-    patience = 300.0 if scale >= 0.1 else 45.0
+    patience = patience_seconds(scale)
     records = max(10_000, int(1_000_000 * scale))
     with ExitStack() as stack:
         systems: list[System] = []
@@ -109,8 +116,11 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 return client(messages)
 
             yield from _figures("produce" + ", deleted" * is_deleted, clients, renew_and_run, records, scale)
+            for system in () if is_deleted else systems:  # before anything is deleted: its files may go at any time
+                yield from _sizes(system, int(records * system.share))
         for system in systems:
-            yield from _filled(system, int(records * system.share))
+            system.renew(False)
+            system.fill(int(records * system.share))
         clients = {(system, name): client for system in systems for name, client in system.consumers.items()}
         yield from _figures("consume", clients, lambda system, client, messages: client(messages), records, scale)
 
@@ -141,10 +151,10 @@ def _figures(
         )
 
 
-def _filled(system: System, messages: int) -> Iterator[dict[str, object]]:
-    """Make what the consumers read, and say what it takes on disk, a message."""
-    for name, client in {**system.sizes, system.name: next(iter(system.producers.values()))}.items():
-        system.renew(False)  # a deletion may be carried out later, and be counted
+def _sizes(system: System, messages: int) -> Iterator[dict[str, object]]:
+    """What a message takes on disk."""
+    for name, client in {**system.sizes, system.name: system.fill}.items():
+        system.renew(False)
         before = _bytes_of(system.data)
         client(messages)
         taken = [(_bytes_of(system.data) - before) / messages]
@@ -170,14 +180,17 @@ class Kafkalog(System):
         self._lists = [self._values[start : start + BATCH] for start in range(0, len(self._values), BATCH)]
         self.data = self._cluster.root
         self.producers = {
-            f"send, batches of {BATCH}": partial(self._send, {"batch_records": BATCH, "acks": 1}),
             "send, defaults": partial(self._send, {}),
+            f"send, batches of {BATCH}": partial(self._send, {"batch_records": BATCH, "acks": 1}),
             f"send, {_SINGLE}": partial(self._send, {"batch_records": 1, "acks": 1}),
             f"send_many, lists of {BATCH}": self._send_many,
             "send_arrow": self._send_arrow,
         }
         self.consumers = {"messages": self._messages, "arrow": self._arrow}
-        self.sizes = {"kafkalog, batches of 1,000": partial(self._send, {"batch_records": 1000, "acks": 1})}
+        self.sizes = {
+            f"kafkalog, batches of {records:,}": partial(self._send, {"batch_records": records, "acks": 1})
+            for records in (BATCH, 1000)
+        }
 
     def _make(self, topic: str) -> None:
         self._admin.create_topic(topic, partitions=1)
@@ -255,16 +268,11 @@ class Kafka(System):
         "defaults": {},
         f"batches of {BATCH}": {"acks": 1, "batch.num.messages": BATCH},
         _SINGLE: {"acks": 1, "batch.num.messages": 1},
-        "tuned": {"acks": 1, "batch.num.messages": 10_000, "batch.size": 1_000_000, "linger.ms": 20},
+        "tuned": TUNED_PRODUCER,
     }
     _LIBRDKAFKA_READS: Mapping[str, Mapping[str, object]] = {
         "defaults": {},
-        "tuned": {
-            "max.partition.fetch.bytes": 8 << 20,
-            "fetch.max.bytes": 64 << 20,
-            "queued.max.messages.kbytes": 1 << 20,
-            "queued.min.messages": 1_000_000,
-        },
+        "tuned": TUNED_CONSUMER,
     }
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
@@ -292,12 +300,10 @@ class Kafka(System):
         }
 
     def _make(self, topic: str) -> None:
-        for made in self._admin.create_topics([NewTopic(topic, 1, 1)]).values():
-            made.result()
+        make_topic(self._admin, topic, 1)
 
     def _delete(self, topic: str) -> None:
-        for gone in self._admin.delete_topics([topic]).values():
-            gone.result()
+        delete_topic(self._admin, topic)
 
     def _produce(self, given: Mapping[str, object], messages: int) -> float:
         return producer_performance(self._tools, self.current, messages, RECORD_BYTES, {**self._servers, **given})

@@ -24,7 +24,7 @@ PEERS = (
     "start",
     "kafka_replicated",
 )
-"""What `--peers` runs: the rows of `bench/goals.py`, and what else docs/BENCHMARKS.md shows."""
+"""What `--peers` runs: the benchmarks of `bench/goals.py`, and what else docs/BENCHMARKS.md shows."""
 PLOTS = {
     "goals": "what was measured, as a share of the goal",
     "produce": "messages of 200 bytes a second that one producer sends (the paper's figure 4)",
@@ -48,8 +48,12 @@ def kept() -> list[dict[str, Any]]:
 
 
 def keep(lines: Iterable[Line]) -> None:
-    """Keep a run's lines in place of those of the same benchmarks."""
+    """Keep a run's lines in place of those of the same benchmarks. Those of a benchmark that measured nothing replace
+    no figures: a machine without network has no peers."""
     new = list(lines)
+    measured = {line["benchmark"] for line in (*kept(), *new) if "value" in line}
+    of_now = {line["benchmark"] for line in new if "value" in line}
+    new = [line for line in new if line["benchmark"] in of_now or line["benchmark"] not in measured]
     replaced = {line["benchmark"] for line in new}
     RESULTS.parent.mkdir(exist_ok=True)
     lasting = [line for line in kept() if line["benchmark"] not in replaced]
@@ -64,7 +68,7 @@ def goals_table(lines: Iterable[Line]) -> str:
         limit = each.goal.at_least if each.goal.at_least is not None else each.goal.at_most
         assert limit is not None
         sign = "at least" if each.goal.at_least is not None else "at most"
-        rows.append(f"| {each.goal.row} | {_measured(each)} | {sign} {_number(limit)} | {_verdict(each)} |")
+        rows.append(f"| {each.goal.row} | {_measured(each)} | {sign} {_number(limit)} | {_outcome(each)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -72,7 +76,7 @@ def _measured(each: Reached) -> str:
     return "not measured" if each.value is None else _number(each.value)
 
 
-def _verdict(each: Reached) -> str:
+def _outcome(each: Reached) -> str:
     return {True: "reached", False: "**missed**", None: ""}[each.is_met]
 
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import psutil
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from bench.kafka import patience_seconds
 from bench.load import Load, loads
 from bench.measure import by_turns, figure
+from bench.peers.jars import patience_seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
+from bench.peers.librdkafka import delete_topic, make_topic
 from broker.local import LocalCluster
 from kafkalog import Admin
 
@@ -155,16 +155,14 @@ class Sides:
         if system == "kafkalog":
             self._admin.create_topic(topic, partitions=partitions, config={"max.message.bytes": 4_000_000})
         else:
-            for made in self._kafka_admin.create_topics([NewTopic(topic, partitions, 1)]).values():
-                made.result()
+            make_topic(self._kafka_admin, topic, partitions)
         return topic
 
     def _delete(self, system: str, topic: str) -> None:
         if system == "kafkalog":
             self._admin.delete_topic(topic)
         else:
-            for gone in self._kafka_admin.delete_topics([topic]).values():
-                gone.result()
+            delete_topic(self._kafka_admin, topic)
 
     def _cpu_seconds(self, system: str) -> float:
         times = [psutil.Process(pid).cpu_times() for pid in self._pids[system]]

@@ -57,7 +57,6 @@ def _figures(
         "unit": "rows/s",
         "in_memory_source": round(rate(count, times["memory"])),
         "ratio": round(ratio(times["kafkalog"], times["memory"]), 3),
-        "target_ratio": 0.75,
         "rows": count,
         "record_bytes": RECORD_BYTES,
     }

@@ -62,3 +62,19 @@ def test_an_unknown_benchmark_is_named() -> None:
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert "there is no benchmark 'spark_raed'" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--peers", "producer"], "no page shows the figures of 'producer'; --peers is for paper, "),
+        (
+            ["--peers", "--scale", "0.1", "start"],
+            "--peers publishes its figures, so they are of the full record counts",
+        ),
+    ],
+)
+def test_what_is_not_published_is_refused(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert says in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from bench import goals, plots, report
 from bench.goals import Goal, by_name, reached
+from bench.measure import by_turns
 
 
 def line(name: str, *each: float, unit: str = "rows/s", **facts: object) -> dict[str, Any]:
@@ -58,6 +60,14 @@ def test_every_goal_names_a_benchmark_that_is_run_beside_the_peers() -> None:
         assert (goal.at_least is None) != (goal.at_most is None), goal
 
 
+def test_every_goal_names_figures_that_its_benchmarks_have() -> None:
+    """A wrong name would only read "not measured"."""
+    found = by_name(report.kept())
+    measured = {name.split("/")[0] for name in found}
+    named = {name for goal in goals.GOALS for name in (goal.ours, *goal.peers)}
+    assert {name for name in named if name.split("/")[0] in measured} <= set(found)
+
+
 def test_a_run_takes_the_place_of_what_was_kept_of_its_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,3 +102,26 @@ def test_plots_are_drawn_of_what_was_measured_and_the_same_from_the_same_figures
     assert first == {file.name: file.read_bytes() for file in plots.draw(lines, tmp_path)}
     assert b"produce, kafkalog, send" in first["produce.svg"]
     assert plots.draw([], tmp_path) == [] and list(tmp_path.iterdir()) == [], "no plot of what is not measured stays"
+
+
+def test_a_run_that_measured_nothing_replaces_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    measured = {"benchmark": "b", "name": "ours", "value": 1}
+    missing = {"benchmark": "b", "skipped": "no network"}
+    report.keep([missing])
+    assert report.kept() == [missing]
+    report.keep([measured, missing])
+    report.keep([missing])
+    assert report.kept() == [measured, missing]
+    report.keep([{**measured, "value": 2}])
+    assert report.kept() == [{**measured, "value": 2}]
+
+
+def test_every_candidate_runs_once_a_round_in_orders_that_differ() -> None:
+    ran: list[str] = []
+    names = "abcd"
+    taken = by_turns({name: partial(ran.append, name) for name in names}, 1.0, runs=5, warmups=1)
+    rounds = ["".join(ran[start : start + 4]) for start in range(0, len(ran), 4)]
+    assert [sorted(each) for each in rounds] == [list(names)] * 6
+    assert len(set(rounds[1:])) > 2
+    assert {name: len(each) for name, each in taken.items()} == dict.fromkeys(names, 5)

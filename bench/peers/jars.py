@@ -24,6 +24,11 @@ class Artifact(NamedTuple):
     transitive: bool = True
 
 
+def patience_seconds(scale: float) -> float:
+    """How long a benchmark waits for jars. A small run is a test's."""
+    return 300.0 if scale >= 0.1 else 45.0
+
+
 def jars(whose: str, artifacts: tuple[Artifact, ...], timeout: float) -> list[str]:
     """Paths of the jars of some artifacts, fetched if need be within so many seconds.
 
