@@ -443,8 +443,8 @@ class Applier:
 
     def close(self) -> None:
         """From now on a running apply appends nothing: the log's next owner may append the same record batches. Waits
-        for an append that is under way, not for a check or a sync: a sync may take seconds, and the thread that closes
-        a partition opens all others."""
+        for an append that is under way, with the sync of a file that becomes a segment, not for a check or another
+        sync: they may take seconds, and the thread that closes a partition opens all others."""
         with self._appending:
             self._closed = True
 

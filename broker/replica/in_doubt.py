@@ -3,7 +3,7 @@ coordinator. It records in an open decision which of its partitions have applied
 partition writes the decision done, because the coordinator may have ended.
 
 One thread looks every few seconds, and at once after a start and when ZooKeeper comes back. A set younger than
-`_LEFT_TO_COMMITTER_SECONDS` is left to its coordinator, except after a start. Ages are by the monotonic clock.
+`_LEFT_TO_COORDINATOR_SECONDS` is left to its coordinator, except after a start. Ages are by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kafkalog.zk import decisions, registry
 log = get_logger(__name__)
 
 _EVERY_SECONDS = 5.0
-_LEFT_TO_COMMITTER_SECONDS = 10.0
+_LEFT_TO_COORDINATOR_SECONDS = 10.0
 
 _Key = tuple[bytes, int, bytes]
 """Topic id, partition and commit uuid: a prepared set."""
@@ -116,7 +116,7 @@ class InDoubtRecovery:
                     return
                 look_at_all, self._all = self._all, False
             try:
-                self.look(0 if look_at_all else _LEFT_TO_COMMITTER_SECONDS)
+                self.look(0 if look_at_all else _LEFT_TO_COORDINATOR_SECONDS)
             except ZooKeeperUnreachable as error:
                 log.info("transactions_not_resolved", reason=str(error))  # the return of ZooKeeper wakes this thread
             except Exception:

@@ -81,7 +81,7 @@ class Call:
     @property
     def timeout_ms(self) -> int:
         """How long its ack may wait."""
-        return min(self.request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
+        return ack_timeout_ms(self.request.timeout_ms)
 
     def is_acked(self) -> bool:
         """Whether the ack's promise is kept, or can no longer be kept; the result is then that error."""
@@ -112,6 +112,11 @@ class _Group:
     needs_replicas: bool
     batches: list[tuple[BatchHeader, memoryview]] = field(default_factory=list)
     parts: list[tuple[Call, int, int]] = field(default_factory=list)  # call, index of its result, batches
+
+
+def ack_timeout_ms(asked: int) -> int:
+    """How long an ack may wait, by what a request says (0: nothing)."""
+    return min(asked or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
 
 
 Groups = dict[tuple[Partition, bool], _Group]

@@ -18,7 +18,7 @@ from broker.replica.applier import Applied
 from broker.replica.host import Host
 from broker.replica.jobs import Job, StagedJobs
 from broker.replica.partition import Partition
-from broker.requests.append import checked
+from broker.requests.append import ack_timeout_ms, checked
 from broker.requests.waits import wait_for
 from broker.staging.format import PartSpec, PreparedSet
 from kafkalog.errors import InternalError, InvalidRequest, KafkalogError, RequestTimedOut
@@ -32,7 +32,6 @@ from kafkalog.wire.frames import error_to_wire
 
 log = get_logger(__name__)
 
-_ACK_TIMEOUT_MS = 30_000
 TURN_SECONDS = 2.0
 """How long a Prepare or Apply is worked at before it is answered as unfinished."""
 
@@ -57,7 +56,7 @@ class StageCall:
             )
         self._reply = data_pb.StageReply()
         self._waits_for: list[tuple[data_pb.StagedPartition, Ack]] = []
-        self.timeout_ms = min(request.timeout_ms or _ACK_TIMEOUT_MS, _ACK_TIMEOUT_MS)
+        self.timeout_ms = ack_timeout_ms(request.timeout_ms)
         self._checked: list[tuple[data_pb.StagedPartition, Partition, bytes, list[Batch]]] = []
         start = 0
         for wanted in request.partitions:

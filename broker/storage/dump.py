@@ -98,10 +98,6 @@ class Verification:
     def problems(self) -> list[Problem]:
         return [problem for log in self.logs for problem in log.problems]
 
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
 
 Topics = Mapping[str, Iterable[int]]
 """The topics to read, and the partitions of each; an empty list means all partitions, no topic means all topics."""

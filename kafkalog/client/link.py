@@ -2,7 +2,7 @@
 
 Keeps correlation ids and deadlines, and reports the outcome of each request: answered, or lost with the connection. The
 user of a link sends, receives and waits, and holds a lock if several threads use it. Knows no topics and no retries.
-Used by the producer, the fetcher and the stager.
+Used by the producer, the fetchers, the stager and the look-up of timestamps.
 """
 
 from __future__ import annotations
