@@ -798,7 +798,10 @@ class Staging:
             gone = [file for file in self._files.values() if file.number not in sizes]
             for file in gone:
                 del self._files[file.number]
-            self._gone += gone
+            # Before anything is copied next: the leader may have these batches in another file, and one that a part has
+            # stays as it is.
+            self._lose_batches_in({file for file in gone if file.part and file.live})
+            self._gone += [file for file in gone if not file.part]
             for file in (*gone, *self._unreadable.values()):
                 self._remove_copy(file)
             self._unreadable.clear()
@@ -815,24 +818,18 @@ class Staging:
 
     def _replay_if_stale(self) -> None:
         """Raises StorageFailed, FileRefused, DiskFull: to be called again."""
-        # Of what is not needed here either, as after the end of a transaction, nothing follows. Of a part's file only
-        # what is known of that part: reading all that is staged may take longer than the in-sync set waits.
-        if self._is_stale or any(self._is_missed(file) for file in self._gone):
+        # Of what is not needed here either, as after the end of a transaction, nothing follows.
+        if self._is_stale or any(file.live or file.ends & self._files.keys() for file in self._gone):
             self._is_stale = True
             try:
                 self._replay_files()
             except OSError as error:
                 self._refuse(error, "reading what is staged")
-        else:
-            self._lose_batches_in({file for file in self._gone if file.live})
         self._gone.clear()
 
-    def _is_missed(self, file: StagedFile) -> bool:
-        """Whether more than the batches of one part followed from a file that is gone."""
-        return bool((file.live and not file.part) or file.ends & self._files.keys())
-
     def _lose_batches_in(self, gone: Collection[StagedFile]) -> None:
-        """Know that files of parts are gone."""
+        """Know that files of parts are gone. Nothing else follows from these than the batches of their parts, so that
+        nothing has to be read: all that is staged may take longer than the in-sync set waits."""
         for uuid in {file.part for file in gone} & self._parts.keys():
             part = self._parts[uuid]
             part.lose(gone)

@@ -958,6 +958,29 @@ def test_a_set_whose_files_go_before_its_drop_is_known_is_lost_until_then(read_a
     assert follower.staged.copies() == leader.staged.copies()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_part_that_the_next_leader_has_in_another_file_is_whole_at_the_last_one(count: int) -> None:
+    """What was in the file that goes comes in the same answer, in another file."""
+    _, [old, new] = begun(2)
+    first, *rest = FIRST.batches(0)
+    old.staged.stage(FIRST.uuid(0), [first])  # in the file that parts share
+    copy_staged(old, new, 3)
+    old.staged.stage(FIRST.uuid(0), rest[:1])  # in a file of its own, of which nobody else has a byte
+    lead_in(new, 4)
+    for batch in rest[:count]:
+        new.staged.stage(FIRST.uuid(0), [batch])
+    copy_staged(new, old, 4)
+    lead_in(old, 5)
+    assert old.staged.copies() == new.staged.copies()
+    for batch in rest[count:]:
+        old.staged.stage(FIRST.uuid(0), [batch])
+    for batch in FIRST.batches(4):
+        old.staged.stage(FIRST.uuid(4), [batch])
+    prepare(old)
+    apply(old, FIRST)
+    assert visible(old) == FIRST.values
+
+
 def test_copies_that_are_opened_again_ask_for_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_SYNC_AHEAD_FILES", 5)
     _, [leader, follower] = begun(2)
