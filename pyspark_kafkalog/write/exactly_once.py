@@ -186,9 +186,8 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
     _check_counts(by_transaction, numbered=options.txn is not None)
     _coordinator(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
     reported = _with_checkpoint(messages)
-    checkpoint = None if reported is None else reported.checkpoint
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
-        _commit(transaction, found, options, fingerprint, checkpoint)
+        _commit(transaction, found, options, fingerprint, reported)
 
 
 def with_query(messages: Messages, txn: TxnVersion | None) -> Messages:
@@ -250,12 +249,15 @@ def _commit(
     parts: Iterable[StagedPartition],
     options: SinkOptions,
     fingerprint: bytes,
-    checkpoint: Checkpoint | None,
+    reported: Staged | None,
 ) -> None:
     from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 
     def fingerprint_of(batch_id: int) -> bytes:
-        return UNKNOWN if checkpoint is None else _fingerprints.of_earlier(checkpoint, batch_id)
+        # A version that is not the micro-batch's number names no file of the checkpoint.
+        if reported is None or reported.checkpoint is None or reported.micro_batch != transaction.batch_id:
+            return UNKNOWN
+        return _fingerprints.of_earlier(reported.checkpoint, batch_id)
 
     outcome = _coordinator(options).commit(
         CommitBatch(

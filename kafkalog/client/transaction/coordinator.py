@@ -201,9 +201,13 @@ def _is_of_another_past(decision: Decision, batch: CommitBatch) -> bool:
     """Whether the last decided batch, an earlier one of the same query, had another input by the batch's checkpoint:
     one of two copies of a checkpoint has gone on, and batches without rows, which leave no decision, have hidden it. Of
     its own run nobody needs to look."""
-    writer = _writer(batch, b"")
-    is_own = bool(batch.run_id and batch.run_id == decision.run_id) or any(map(writer.is_in_run_of, decision.writers))
-    if is_own or not decision.fingerprint or not batch.query_id or batch.query_id != decision.query_id:
+    writers = decision.writers or (Writer(decision.commit_uuid, decision.run_id),)  # of a stream: it names its run
+    if (
+        any(map(_writer(batch, b"").is_in_run_of, writers))
+        or not decision.fingerprint
+        or not batch.query_id
+        or batch.query_id != decision.query_id
+    ):
         return False
     found = batch.fingerprint_of(decision.batch_id)
     return bool(found) and found != decision.fingerprint

@@ -213,6 +213,22 @@ def test_what_all_tasks_staged_is_committed_by_transaction_with_its_parts_in_ord
     ]
 
 
+@pytest.mark.parametrize(("micro_batch", "found"), [(3, b"earlier 2"), (2, UNKNOWN)])
+def test_earlier_inputs_are_looked_up_where_versions_are_the_numbers_of_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, micro_batch: int, found: bytes
+) -> None:
+    """The checkpoint has no file for another number, or one of another micro-batch."""
+    committing = Committing()
+    monkeypatch.setattr(staged, "_coordinator", lambda options: committing)
+    monkeypatch.setattr(staged._fingerprints, "of_earlier", lambda checkpoint, number: f"earlier {number}".encode())
+    options = parse_sink({"kafkalog.bootstrap.servers": "here:1", "txnAppId": "app", "txnVersion": "3"})
+    name = numbered_id("app", "a", b"a" * 16)
+    transaction = Transaction(name, 3, "run", True, skip_if_recorded=True, query_id="q", session_id="s")
+    batches = (StagedBatch(transaction, (part_of("a", 0),)),)
+    staged.commit([Staged(batches, Checkpoint("file:/c", "q"), micro_batch)], options, b"print")
+    assert committing.done[-1].fingerprint_of(2) == found
+
+
 def test_tasks_that_met_two_counts_of_a_topic_commit_nothing_of_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forgotten count refuses its commit too, but only after those of topics whose names sort before."""
     committing = Committing()

@@ -113,6 +113,9 @@ def test_a_batch_after_one_of_another_input_fails_the_commit() -> None:
         with pytest.raises(CheckpointCopied, match="run older wrote batch 3 from another input than this") as copied:
             next_step(PAST, batch, UUID)
         assert copied.value.facts["batch_id"] == 5
+    # Written by a run that is not known, over a decision of this one: it bears this one's name, and another's writer.
+    with pytest.raises(CheckpointCopied):
+        next_step(replace(PAST, run_id="run", writers=(Writer(OTHER, "", "s"),)), OF_QUERY, UUID)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,7 @@ def test_a_batch_after_one_of_another_input_fails_the_commit() -> None:
         (PAST, replace(OF_QUERY, query_id="r")),  # another query's number has another meaning
         (replace(PAST, query_id=""), replace(OF_QUERY, query_id="")),
         (replace(PAST, run_id="run"), OF_QUERY),
+        (replace(PAST, writers=(Writer(OTHER, "run", "s"),)), OF_QUERY),
         (replace(PAST, run_id="", writers=(Writer(OTHER, "", "s"),)), replace(OF_QUERY, run_id="", session_id="s")),
     ],
 )
