@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,12 +60,21 @@ def by_turns(
         runs, warmups = 1, 0
     measured: dict[str, list[Measured]] = {name: [] for name in candidates}
     for run in range(-warmups, runs):
-        for name in random.Random(run).sample(list(candidates), len(candidates)):
+        for name in in_order(list(candidates), run):
             before()
             taken = candidates[name]()
             if run >= 0:
                 measured[name].append(taken)
     return measured
+
+
+def in_order(names: Sequence[str], run: int) -> list[str]:
+    """The order of a round, a row of a Williams square: in as many rounds as there are names, or twice as many if that
+    is odd, each name follows each other one equally often."""
+    count = len(names)
+    row = [((number + 1) // 2 if number % 2 else -(number // 2)) for number in range(count)]
+    order = [names[(place + run) % count] for place in row]
+    return order[::-1] if count % 2 and run // count % 2 else order
 
 
 def fresh_topic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,5 +124,6 @@ def test_every_candidate_runs_once_a_round_in_orders_that_differ() -> None:
     taken = by_turns({name: partial(ran.append, name) for name in names}, 1.0, runs=5, warmups=1)
     rounds = ["".join(ran[start : start + 4]) for start in range(0, len(ran), 4)]
     assert [sorted(each) for each in rounds] == [list(names)] * 6
-    assert len(set(rounds[1:])) > 2
+    follows = [pair for each in rounds[1:5] for pair in itertools.pairwise(each)]
+    assert sorted(follows) == sorted(itertools.permutations(names, 2)), "each follows each other one once"
     assert {name: len(each) for name, each in taken.items()} == dict.fromkeys(names, 5)
