@@ -87,10 +87,6 @@ class Messages(Sequence[Message]):
         self._ends = list(accumulate(map(len, self._parts)))
         self._are_runs = are_runs
 
-    def last_of_each(self) -> Iterable[Message]:
-        """Those after which a commit of all may be: the last of each run, or all."""
-        return [Message(*part[-1]) for part in self._parts if len(part)] if self._are_runs else self
-
     def _fields(self) -> Iterator[MessageFields]:
         return chain.from_iterable(self._parts)
 
@@ -152,6 +148,13 @@ class Messages(Sequence[Message]):
         shown = ", ".join(map(repr, self[:_SHOWN]))
         more = f", ... {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
         return f"Messages([{shown}{more}])"
+
+
+def lasts_of(messages: Messages) -> Iterable[Message]:
+    """Those among which is the last of each partition: of runs the last ones, else all."""
+    if not messages._are_runs:
+        return messages
+    return [Message(*part[-1]) for part in messages._parts if len(part)]
 
 
 class RecordMetadata(NamedTuple):

@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 from kafkalog import Message, Messages
-from kafkalog.records import MessageFields
+from kafkalog.records import MessageFields, lasts_of
 
 FIELDS: list[MessageFields] = [("t", 1, at, 5, None, b"%d" % at, (), 3, b"i" * 16) for at in range(5)]
 MADE = [Message(*fields) for fields in FIELDS]
@@ -94,9 +94,9 @@ def test_the_garbage_collector_leaves_them_alone() -> None:
 
 def test_of_runs_of_partitions_the_last_of_each_are_given_alone() -> None:
     runs = [MADE[:1], [], MADE[1:]]
-    assert Messages(runs, are_runs=True).last_of_each() == [MADE[0], MADE[-1]]
+    assert lasts_of(Messages(runs, are_runs=True)) == [MADE[0], MADE[-1]]
     for unknown in (Messages(runs), Messages(runs, are_runs=True)[:]):
-        assert list(unknown.last_of_each()) == MADE
+        assert list(lasts_of(unknown)) == MADE
 
 
 def test_many_are_shown_in_part() -> None:

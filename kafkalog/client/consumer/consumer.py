@@ -46,7 +46,7 @@ from kafkalog.client.groups import Writer, commit_offsets, committed_offsets, of
 from kafkalog.errors import Closed, InvalidArgument, KafkalogError, NoCommittedOffset, UnknownTopic, UnknownTopicId
 from kafkalog.net.forks import after_fork
 from kafkalog.patterns import matcher
-from kafkalog.records import Message, Messages, TopicPartition
+from kafkalog.records import Message, Messages, TopicPartition, lasts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -828,7 +828,7 @@ def _named(
     latest: dict[tuple[str, int, bytes], Message] = {}
     if isinstance(done, Message | TopicPartition):
         done = [done]  # one of a partition is refused below
-    for message in done.last_of_each() if isinstance(done, Messages) else done:
+    for message in lasts_of(done) if isinstance(done, Messages) else done:
         if isinstance(message, TopicPartition):
             raise InvalidArgument(reason=f"{message} has no offset to commit: give a dict of offsets by TopicPartition")
         if not isinstance(message, Message):
