@@ -48,8 +48,7 @@ def by_turns(
     """What each run of each candidate measured of itself, one round after the other, after some that are not counted.
 
     The machine is shared: what is compared runs side by side in time, so that a slow minute hits both. Each round has
-    an order of its own, by its number, because a run pays for the one before it: a Spark read after one by the
-    connector took 1.3 times as long as after another read in Python.
+    an order of its own, by its number, so that none always follows the same one.
 
     Args:
         scale: of the whole benchmark; below a tenth one run of each is enough, for its figures mean nothing.

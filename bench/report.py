@@ -50,10 +50,9 @@ def kept() -> list[dict[str, Any]]:
 def keep(lines: Iterable[Line]) -> None:
     """Keep a run's lines in place of those of the same benchmarks. Those of a benchmark that measured nothing replace
     no figures: a machine without network has no peers."""
-    new = list(lines)
-    measured = {line["benchmark"] for line in (*kept(), *new) if "value" in line}
-    of_now = {line["benchmark"] for line in new if "value" in line}
-    new = [line for line in new if line["benchmark"] in of_now or line["benchmark"] not in measured]
+    given = list(lines)
+    measured, before = ({line["benchmark"] for line in some if "value" in line} for some in (given, kept()))
+    new = [line for line in given if line["benchmark"] not in before - measured]
     replaced = {line["benchmark"] for line in new}
     RESULTS.parent.mkdir(exist_ok=True)
     lasting = [line for line in kept() if line["benchmark"] not in replaced]

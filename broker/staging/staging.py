@@ -784,9 +784,13 @@ class Staging:
         part = self._parts.get(uuid)
         if part is not None and part.sets:
             self._has_unsynced_set = True
-            for known in self._sets.values():
-                if part in known.parts:
-                    known.lost = self._fault_of(known.prepared)
+            self._look_at_sets_of(part)
+
+    def _look_at_sets_of(self, part: Part) -> None:
+        """Know whether the sets of a part are whole, which has got batches or lost some."""
+        for known in self._sets.values():
+            if part in known.parts:
+                known.lost = self._fault_of(known.prepared)
 
     def keep_only(self, copies: Iterable[StagedCopy]) -> None:
         """Remove and cut the copies of what a leader does not have (any more), and those that cannot be read here. What
@@ -833,10 +837,9 @@ class Staging:
         for uuid in {file.part for file in gone} & self._parts.keys():
             part = self._parts[uuid]
             part.lose(gone)
-            for known in self._sets.values():
-                if part in known.parts:
-                    known.lost = self._fault_of(known.prepared)
-            if not part.sets and not part.files():
+            if part.sets:
+                self._look_at_sets_of(part)
+            elif not part.files():
                 del self._parts[uuid]
 
     def _remove_copy(self, file: StagedFile) -> None:

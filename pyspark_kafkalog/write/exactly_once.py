@@ -185,7 +185,7 @@ def commit(messages: Messages, options: SinkOptions, fingerprint: bytes = UNKNOW
             by_transaction.setdefault(transaction, []).extend(parts)
     _check_counts(by_transaction, numbered=options.txn is not None)
     _coordinator(options).look_up({part.topic for parts in by_transaction.values() for part in parts})
-    reported = _with_checkpoint(messages)
+    reported = _reported(messages)
     for transaction, found in sorted(by_transaction.items(), key=lambda item: item[0].transactional_id):
         _commit(transaction, found, options, fingerprint, reported)
 
@@ -218,17 +218,16 @@ def _of_query(message: Staged, query_id: str) -> Staged:
 
 def fingerprint(messages: Messages) -> bytes:
     """The fingerprint of the staged micro-batch by its checkpoint, if tasks reported the checkpoint's location."""
-    message = _with_checkpoint(messages)
-    if message is None or message.checkpoint is None:
-        return UNKNOWN
-    return _fingerprints.of(message.checkpoint, message.micro_batch)
+    reported = _reported(messages)
+    return UNKNOWN if reported is None else _fingerprints.of(*reported)
 
 
-def _with_checkpoint(messages: Messages) -> Staged | None:
-    """The first message of a task that staged rows and reported its checkpoint."""
-    return next(
-        (each for each in _staged(messages) if each.checkpoint and any(batch.parts for batch in each.batches)), None
-    )
+def _reported(messages: Messages) -> tuple[Checkpoint, int] | None:
+    """The checkpoint, and the number of the micro-batch in it, if tasks that staged rows reported them."""
+    for message in _staged(messages):
+        if message.checkpoint is not None and any(batch.parts for batch in message.batches):
+            return message.checkpoint, message.micro_batch
+    return None
 
 
 def _check_counts(transactions: Iterable[Transaction], numbered: bool) -> None:
@@ -249,15 +248,15 @@ def _commit(
     parts: Iterable[StagedPartition],
     options: SinkOptions,
     fingerprint: bytes,
-    reported: Staged | None,
+    reported: tuple[Checkpoint, int] | None,
 ) -> None:
     from kafkalog.client.transaction.coordinator import CommitBatch, Outcome
 
     def fingerprint_of(batch_id: int) -> bytes:
         # A version that is not the micro-batch's number names no file of the checkpoint.
-        if reported is None or reported.checkpoint is None or reported.micro_batch != transaction.batch_id:
+        if reported is None or reported[1] != transaction.batch_id:
             return UNKNOWN
-        return _fingerprints.of_earlier(reported.checkpoint, batch_id)
+        return _fingerprints.of_earlier(reported[0], batch_id)
 
     outcome = _coordinator(options).commit(
         CommitBatch(

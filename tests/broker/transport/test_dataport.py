@@ -227,7 +227,7 @@ def test_a_cut_ends_a_connection_whose_acks_do_not_come(
             waited_for(lambda: any(each._pending for each in started))
             [connection] = started
             connection.stop()
-            connection.join(0.2)
+            waited_for(lambda: not connection._reading)  # it waits for the acks alone
             connection.cut()
             connection.join(10)
             assert not connection._thread.is_alive()
