@@ -20,7 +20,7 @@ from broker.requests.replicate import ReplicaSession
 from broker.staging import staging
 from broker.storage.log_dir import LogDirectory
 from kafkalog import errors
-from kafkalog.clock import SYSTEM_CLOCK
+from kafkalog.clock import SYSTEM_CLOCK, ManualClock
 from kafkalog.errors import DiskFull
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
@@ -170,6 +170,23 @@ def test_what_comes_late_on_an_earlier_connection_is_not_what_a_follower_says_no
     assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
     earlier.take(request(1, leaves=True))
     assert [joining(partition, 2) for partition in host.partitions] == [[1], [1]]
+
+
+def test_a_request_was_sent_after_the_answer_before_the_last_one(host: Any) -> None:
+    """Two requests may be under way: a follower may have sent its last one before the last answer was made."""
+    clock = ManualClock()
+    session = ReplicaSession(host, clock, 0, lambda: None)
+    asked = request(1)
+    asked.broker_id, asked.directory = 2, "other"  # the only other member of the set
+    for number in range(4):
+        clock.advance(1.0)
+        session.take(asked)
+        leadership = host.partitions[0].role.leadership
+        assert not leadership.is_followed(clock.monotonic() - 1.0)
+        assert leadership.is_followed(clock.monotonic() - 2.0) is (number >= 2)
+        answer = session.answer(1 << 20, True)
+        assert answer is not None
+        answer.close()
 
 
 def test_a_follower_that_is_taken_for_superseded_is_told_so_until_the_other_connection_is_closed(host: Any) -> None:

@@ -42,6 +42,7 @@ from kafkalog.errors import (
     UnknownTopicId,
 )
 from kafkalog.net.data import DataConnection
+from kafkalog.records import Messages
 from tests.between import amid
 from tests.damage import flip
 from tests.interrupts import interrupted_at
@@ -1053,6 +1054,36 @@ def test_an_interrupt_anywhere_loses_no_record(
         if not was_interrupted:
             break
     assert place > (5 if how == "seek" else 20 if "member" in how else 100)
+
+
+@pytest.mark.parametrize("asked", [150, 1500], ids=["rows", "columns"])
+def test_what_came_while_more_is_waited_for_is_not_in_the_applications_hands(
+    grouped: Consumer, filled: TopicPartition, asked: int
+) -> None:
+    """It does not count as being processed for too long."""
+    found: list[Messages] = []
+    waiting = threading.Thread(target=lambda: found.append(grouped.consume(asked)))
+    waiting.start()
+    cursor = grouped._cursors.by_partition[filled]
+    waited_for(lambda: cursor.next_offset() == 100 and bool(cursor.hands))
+    assert grouped._cursors.in_hands() == {}
+    assert grouped.position(filled) == 0, "it was not handed out"
+    grouped.close()
+    waiting.join()
+    assert [len(messages) for messages in found] == [100], "all that had come"
+
+
+@pytest.mark.parametrize("how", ["columns", "arrow"])
+def test_an_offset_amid_what_is_in_hand_belongs_to_the_leader_epoch_in_which_that_was_read(
+    grouped: Consumer, filled: TopicPartition, how: str
+) -> None:
+    in_hand = grouped.consume(1500, 1) if how == "columns" else next(grouped.arrow_batches(timeout=30))
+    cursor = grouped._cursors.by_partition[filled]
+    read_in = cursor.read_in()
+    assert read_in is not None and len(in_hand) > 50
+    cursor.source.reader.go_to(100, read_in + 1)  # another leader has answered since
+    with grouped._fetcher.lock:
+        assert grouped._cursors.epochs_of({filled: 50}) == {filled: read_in}
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
