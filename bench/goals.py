@@ -128,7 +128,13 @@ GOALS: tuple[Goal, ...] = (
         0.85,
     ),
     *_at_both("Spark read, value only", "kafka", "read, value only", "kafkalog", 4.5),
-    *_at_both("Spark read of 64 partitions, maxInputPartitions", "kafka", "read, 64 partitions", "kafkalog", 12.0),
+    *_at_both(
+        "Spark read of 64 partitions, maxInputPartitions=2",
+        "kafka",
+        "read, 64 partitions",
+        "kafkalog, maxInputPartitions=2",
+        12.0,
+    ),
     *_at_both("Spark write, at least once", "kafka", "write, kept", "at-least-once", 3.5),
     Goal(
         "Spark write, exactly once: of at least once",

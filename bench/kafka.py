@@ -161,8 +161,10 @@ class Sides:
         rows = self._count(640_000)
         self._fill(rows, MANY_PARTITIONS)
         candidates = {
-            "kafkalog": to_noop(self._reader("kafkalog", {"maxInputPartitions": str(SPLITS)})),
-            "kafkalog, a split a partition": to_noop(self._reader("kafkalog")),
+            "kafkalog": to_noop(self._reader("kafkalog")),
+            f"kafkalog, maxInputPartitions={SPLITS}": to_noop(
+                self._reader("kafkalog", {"maxInputPartitions": str(SPLITS)})
+            ),
             CONNECTOR_DEFAULTS: to_noop(self._reader("kafka")),
             CONNECTOR_TUNED: to_noop(self._reader("kafka", CONSUMER)),
         }

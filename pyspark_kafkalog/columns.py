@@ -284,8 +284,8 @@ def _warn_of_times(type_name: str) -> None:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Spark's batches, several together if their rows go to various partitions or topics: of 10,000 rows, a partition
-    of 64 gets 156, and a record batch costs as much as 100 rows. Rows keep their order. They wait for
+    """Spark's batches, several together if their rows go to various partitions or topics: 10,000 rows over 64
+    partitions make batches of 156 rows, and a batch costs as much as 100 rows. Rows keep their order. They wait for
     others until 8 MiB are together, or a batch comes half a second after them."""
     if _SPREADING.isdisjoint(columns):
         yield from batches

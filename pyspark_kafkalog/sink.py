@@ -79,7 +79,8 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """One stream's write, as Spark's `KafkaStreamingWrite`. In complete mode each micro-batch is written whole.
 
-    Spark makes one for each micro-batch's tasks, and another on the driver to commit them.
+    Spark makes one for each micro-batch's tasks, and another on the driver to commit them; `write_stream` makes one for
+    a query.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:

@@ -1,7 +1,8 @@
 """Appends the staged parts of a decided batch to the log. One for each partition.
 
 A set is checked as a whole when it is prepared, and again before the first append by an apply that comes later. Then
-the record batches that the log lacks are appended, piece by piece; appends of others may come between the pieces.
+the record batches that the log lacks are appended, piece by piece; appends of others may come between the pieces. Large
+staged files become segments as they are.
 Readers see no record of the batch until all of it is in the log and synced: the log is hidden from the batch's first
 record on, with all that others append after it, so that readers always see a prefix of the log. The flush that syncs
 the batch's end shows it. If a start finds half of a batch, it hides that too, until an apply appends the rest.

@@ -1152,8 +1152,8 @@ class Staging:
             return self._lost_error(known)
 
     def pieces(self, commit_uuid: bytes, is_there: Callable[[int, int], bool]) -> Iterator[list[Batch] | WholeFile]:
-        """The batches of a prepared set in their order, some at a time; writable, and good until the next ones. Those
-        that are all of a large file come as that.
+        """The batches of a prepared set in their order, some at a time; writable, and good until the next ones. If
+        they fill a large file, the file comes instead.
 
         Args:
             is_there: (part, number of a batch) -> whether it is to be left out.

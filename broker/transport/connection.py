@@ -297,7 +297,7 @@ class Connection:
                 self._readable = True
             elif events & select.POLLERR or self._sock.family != socket.AF_UNIX:
                 raise _Gone("the peer has closed the connection")
-            else:  # a Unix socket says so before what the peer sent is read; it would go on saying it
+            else:  # a Unix socket reports POLLHUP, again and again, before what the peer sent is read
                 self._poller.unregister(self._sock)
         if self._is_cut:  # which a Unix socket does not say
             raise _Gone("it was cut")

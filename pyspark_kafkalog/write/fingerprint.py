@@ -99,7 +99,7 @@ class Fingerprints:
 
     def _hash(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
         if not checkpoint.location:
-            raise CheckpointUnreadable("where it is was not said")
+            raise CheckpointUnreadable("its location is not known")
         metadata, offsets = self._read(checkpoint, "metadata", f"offsets/{batch_id}")
         if _query_id(metadata) != checkpoint.query_id:
             raise CheckpointUnreadable("it is another query's")

@@ -64,7 +64,6 @@ _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 
 _TIMESTAMP_MAX = (1 << 63) - 1
 _LINGERS_BELOW = 64 * 1024  # bytes of a table's rows for one partition: larger batches cost little beside their rows
 _RESERVATION = 16 * 1024
-_HELD_UP_SECONDS = 1.0  # rows for a partition that has sent nothing for so long will wait longer than their table's
 _JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
 _EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
 
@@ -367,7 +366,7 @@ class Producer:
         Raises:
             UnknownTopic, UnknownPartition, BrokerUnreachable, OutOfThreads, RecordTooLarge, InvalidArgument: nothing
                 was sent.
-            BufferExhausted: the memory stayed full for max.block.ms; the rows before were sent.
+            BufferExhausted: the memory stayed full for max.block.ms; the rows before were taken.
             Closed: the producer is closed.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
@@ -407,8 +406,8 @@ class Producer:
                 self._check_usable(route)
             queue = route.queues[chunk.partition]
             deadline = time.monotonic() + self._delivery_timeout
-            if deadline - queue.first_deadline > _HELD_UP_SECONDS and 2 * size < columns.batch.get_total_buffer_size():
-                columns = copied(columns)  # else these few rows keep the memory of their whole table
+            if self._senders[queue.leader].holds_up(queue) and 2 * size < columns.batch.get_total_buffer_size():
+                columns = copied(columns)  # else these few rows keep the memory of their table, whose others are sent
             batch = queue.last_of_tables(columns, size, rows_max, bytes_max, deadline)
             if batch is not None:
                 index = batch.count

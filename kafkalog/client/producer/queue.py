@@ -16,7 +16,6 @@ Sequence numbers are given when a batch first leaves `ready`. The rules that kee
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -303,12 +302,6 @@ class PartitionQueue:
         return last
 
     # --- sending
-
-    @property
-    def first_deadline(self) -> float:
-        """That of the batch which waits longest; infinite without one."""
-        first = next(itertools.chain(self.unacked, self.ready), self.open)
-        return math.inf if first is None else first.deadline
 
     @property
     def is_idle(self) -> bool:

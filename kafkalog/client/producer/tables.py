@@ -219,7 +219,7 @@ def _sorted_runs(
 
 
 def _alike(rows: pa.RecordBatch) -> pa.RecordBatch | None:
-    """Rows of which any slice has the same columns in a batch: values, and keys without nulls. None: others."""
+    """The rows, if a batch can have any slice of them as it is: values, and keys without nulls. Else None."""
     names = [name for name in ("key", "value") if name in rows.schema.names]
     if len(names) < rows.num_columns or ("key" in names and rows.column("key").null_count):
         return None

@@ -199,8 +199,8 @@ def _is_of_another_input(decision: Decision, batch: CommitBatch) -> bool:
 
 def _is_of_another_past(decision: Decision, batch: CommitBatch) -> bool:
     """Whether the last decided batch, an earlier one of the same query, had another input by the batch's checkpoint:
-    one of two copies of a checkpoint has gone on, and batches without rows, which leave no decision, have hidden it. Of
-    its own run nobody needs to look."""
+    one of two copies of a checkpoint has gone on, and batches without rows, which leave no decision, have hidden it.
+    The decisions of a batch's own run are not looked at."""
     writers = decision.writers or (Writer(decision.commit_uuid, decision.run_id),)  # of a stream: it names its run
     if (
         any(map(_writer(batch, b"").is_in_run_of, writers))
@@ -290,7 +290,7 @@ class _Attempt:
 
     Attributes:
         decided: whether its batch is recorded, as last seen (`is_recorded`).
-        over: the decision that its own was last to replace.
+        over: the decision that the last request to ZooKeeper would replace.
         until: end of the time in which that write may be requested, by `_seconds_awake_or_not`.
     """
 

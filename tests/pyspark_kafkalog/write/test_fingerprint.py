@@ -85,7 +85,7 @@ def test_what_can_not_be_read_is_unknown_and_warned_of_once(
         return [record.message for record in caplog.records if "checkpoint_not_read" in record.message]
 
     for checkpoint, reason in (
-        (at(""), "where it is was not said"),
+        (at(""), "its location is not known"),
         (at(f"file:{folder}/no"), "No such file"),
         (at("nosuch://place/checkpoint"), 'No FileSystem for scheme "nosuch"'.replace('"', '\\"')),
         (Checkpoint(str(folder), "other"), "it is another query's"),

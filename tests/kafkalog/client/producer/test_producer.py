@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,6 @@ from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
-from kafkalog.client.producer import producer as module
 from kafkalog.client.producer.partitioner import partition_for_key
 from kafkalog.client.producer.queue import PartitionQueue
 from kafkalog.client.producer.sender import Sender
@@ -30,6 +30,7 @@ from kafkalog.errors import (
     Closed,
     InvalidArgument,
     KafkalogError,
+    NotEnoughReplicas,
     OutOfThreads,
     RecordTooLarge,
     ReentrantCall,
@@ -370,33 +371,34 @@ def test_what_rows_of_a_table_do_not_join_lingers_no_longer(cluster: LocalCluste
 
 
 def test_rows_of_a_partition_that_is_held_up_do_not_keep_their_tables(
-    cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, admin: Admin, topic: str
 ) -> None:
     """Each is a slice of the memory of all of its table's rows."""
-    monkeypatch.setattr(module, "_HELD_UP_SECONDS", -1.0)
     admin.create_topic(topic, partitions=10)
-    can_send, is_held = PartitionQueue.can_send, True
-    monkeypatch.setattr(
-        PartitionQueue,
-        "can_send",
-        lambda queue, now: can_send(queue, now) and not (is_held and queue.topic_partition.partition == 0),
-    )
-
-    def let_go() -> None:  # else the producer waits for the rows at its end
-        nonlocal is_held
-        is_held = False
-
     value = os.urandom(2000)
     numbers = pa.array([row % 10 for row in range(1000)], pa.int32())
-    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer, ExitStack() as ending:
-        ending.callback(let_go)
-        before = pa.total_allocated_bytes()
-        for _ in range(20):
-            sent = producer.send_arrow(topic, pa.table({"value": pa.array([value] * 1000), "partition": numbers}))
-            waited_for(lambda runs=sent._runs: all(run.batch.done for run in runs[1:]))  # type: ignore[misc]
-        assert pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000
-    found = read(cluster, topic, 20 * 1000)
-    assert {partition: len(messages) for partition, messages in found.items()} == dict.fromkeys(range(10), 2000)
+    with Producer(cluster.bootstrap_servers, linger_ms=0) as producer:
+        producer.send_arrow(topic, pa.table({"value": [b""], "partition": pa.array([0], pa.int32())})).result(30)
+        held = producer._routes[topic].queues[0]
+
+        def let_go() -> None:  # else the producer waits for the rows at its end
+            with producer._accumulator.lock:
+                held.leader_changed()
+                producer._has_work(held, 0.0)
+
+        with ExitStack() as ending:
+            ending.callback(let_go)
+            with producer._accumulator.lock:
+                held.hold(NotEnoughReplicas(partition=topic, insync=[], least=1), math.inf)
+            before = pa.total_allocated_bytes()
+            for _ in range(20):
+                sent = producer.send_arrow(topic, pa.table({"value": pa.array([value] * 1000), "partition": numbers}))
+                waited_for(lambda runs=sent._runs: all(run.batch.done for run in runs[1:]))  # type: ignore[misc]
+            assert pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000
+    found = read(cluster, topic, 20 * 1000 + 1)
+    assert {partition: len(messages) for partition, messages in found.items()} == {
+        partition: 2000 + (partition == 0) for partition in range(10)
+    }
 
 
 def test_rows_with_and_without_keys_partitions_and_headers_keep_their_order(
