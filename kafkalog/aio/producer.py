@@ -54,6 +54,7 @@ class Delivery:
         return self._delivery.done()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        self._delivery._batch.ask(self._delivery._index)
         if not self._delivery.done():
             yield from self._producer._wait_done(self._delivery._batch).__await__()
         return self._delivery.result()
@@ -270,11 +271,10 @@ class Producer:
 
     def _watch(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
         """Lock held: learn when a batch is done."""
-        batch.observed = True
         if batch.done:
             self._note_done(batch, loop)
         else:
-            batch.add_callback(0, lambda error, metadata: self._note_done(batch, loop))
+            batch.add_callback(-1, lambda error, metadata: self._note_done(batch, loop))
 
     def _hurry(self, batch: Batch) -> None:
         if batch.queue.open is batch:

@@ -60,7 +60,7 @@ class Accumulator:
         self._address = address
         self._max_block_ms = max_block_ms
         self._unfinished: dict[Batch, None] = {}
-        self._failures: deque[Batch] = deque(maxlen=_FAILURES_KEPT)
+        self._failures: list[Batch] = []
         self._blocked = 0
         self._repair = repair
         self.renew_locks()
@@ -131,15 +131,25 @@ class Accumulator:
             awaited = awaited or batch.awaited
             if batch.callbacks is not None:
                 called.append(batch)
-                batch.observed = batch.observed or len(batch.callbacks) == batch.count
-            if error is not None and not batch.is_observed:
-                self._failures.append(batch)
+            if error is not None:
+                self._keep_failure(batch)
             batch.values, batch.keys, batch.headers, batch.columns, batch.body = [], None, None, None, None
         if awaited:
             self._delivered.notify_all()
         if (self._blocked or self.on_room) and self.buffered <= self.memory * _ROOM_SHARE:
             self._announce_room()
         return called
+
+    def _keep_failure(self, batch: Batch) -> None:
+        """Lock held: keep a failed batch for the next flush, if some sender may not learn of it."""
+        for index, _ in batch.callbacks or ():
+            if index >= 0:
+                batch.ask(index)
+        if not batch.is_observed:
+            if len(self._failures) >= _FAILURES_KEPT:
+                self._failures = self.failures()
+            if len(self._failures) < _FAILURES_KEPT:  # a flush raises the first one
+                self._failures.append(batch)
 
     def _announce_room(self) -> None:
         """Lock held."""
@@ -185,11 +195,16 @@ class Accumulator:
         """Lock held: the unacknowledged batches, the latest first: when that one is acknowledged, most others are."""
         return list(reversed(self._unfinished))
 
-    def take_failure(self) -> KafkalogError | None:
-        """Lock held: the first failure that no callback got and no caller asked for; it counts as reported now."""
-        failures = [batch for batch in self._failures if not batch.is_observed]
-        self._failures.clear()
-        return failures[0].error if failures else None
+    def failures(self) -> list[Batch]:
+        """Lock held: the failed batches of which a sender does not know, and no flush has told."""
+        return [batch for batch in self._failures if not batch.is_observed]
+
+    def take_failure(self, batches: Iterable[Batch]) -> KafkalogError | None:
+        """Lock held: why the first of some batches failed that no callback got and no caller asked for. Their failures
+        count as reported now; those of others, which another thread may have sent, do not."""
+        told = {batch: batch.error for batch in batches if batch.error is not None and not batch.is_observed}
+        self._failures = [batch for batch in self.failures() if batch not in told]
+        return next(iter(told.values()), None)
 
     def close(self) -> None:
         """Lock held: accept no more records, and wake the callers that wait for room."""

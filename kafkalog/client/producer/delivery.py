@@ -38,7 +38,7 @@ class Delivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why it could not be delivered, None if it was. Waits as `result` does."""
-        self._batch.observed = True
+        self._batch.ask(self._index)
         _wait([self._batch], timeout)
         return self._batch.error
 
@@ -87,10 +87,7 @@ class ManyDelivery:
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why some could not be delivered, None if all were. Waits as `result` does."""
         for run in self._runs:
-            if run.batch.tables:
-                run.batch.asked.add(run.first)
-            else:
-                run.batch.observed = True
+            run.batch.ask(run.first, run.records)
         _wait([run.batch for run in self._runs], timeout)
         return next((run.batch.error for run in self._runs if run.batch.error is not None), None)
 

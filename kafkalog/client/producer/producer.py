@@ -434,7 +434,8 @@ class Producer:
 
         Raises:
             KafkalogError: the first failure, if there was one that no callback got and no caller asked
-                for by the record's handle.
+                for by the record's handle. It is raised by each flush that waited for the record, or else by the next
+                one of any thread: threads that share a producer know more by handles.
             RequestTimedOut: not within `timeout` seconds; None or negative: it waits for ever.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
@@ -443,12 +444,12 @@ class Producer:
             raise failure
 
     def _flush(self, timeout: float | None) -> KafkalogError | None:
-        unfinished = self._accumulator.unfinished()
+        failed, unfinished = self._accumulator.failures(), self._accumulator.unfinished()
         if self._is_stopped and unfinished:  # given up; a close() that this call interrupted cannot report it
             raise Closed(what="producer")
         self._close_batches()
         self._accumulator.wait_done(unfinished, timeout, "a flush")
-        return self._accumulator.take_failure()
+        return self._accumulator.take_failure([*failed, *reversed(unfinished)])
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail.

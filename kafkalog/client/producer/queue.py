@@ -78,14 +78,15 @@ class Batch:
         body: the encoded columns, made when first sent.
         identity, sequence: under which it is sent; None before the first send, and always if not idempotent.
         base_offset, error: the outcome, once `done`.
-        observed, awaited: its outcome was reported or asked for; a caller waits.
-        tables, asked: how many pieces of tables it has, and the first rows of those whose outcome was asked for.
+        awaited: a caller waits for its outcome.
+        callbacks: by the index of their record, or -1 of who waits for the batch.
+        asked: the records whose senders ask for the outcome or are called: how many from each of some indices on.
     """
 
     __slots__ = (
         "asked", "awaited", "base_offset", "body", "callbacks", "charged", "columns", "count", "deadline", "done",
         "error", "headers", "identity", "is_in_flight", "is_mixed", "keys", "linger_until", "lost", "maybe_written",
-        "observed", "queue", "sends", "sequence", "size", "size_limit", "tables", "timestamps_us", "values",
+        "queue", "sends", "sequence", "size", "size_limit", "timestamps_us", "values",
     )  # fmt: skip
 
     def __init__(self, queue: PartitionQueue, linger_until: float, deadline: float) -> None:
@@ -103,9 +104,8 @@ class Batch:
         self.identity: Identity | None = None
         self.sequence = -1
         self.is_mixed = self.is_in_flight = self.lost = self.maybe_written = False
-        self.done = self.observed = self.awaited = False
-        self.tables = 0
-        self.asked: set[int] = set()
+        self.done = self.awaited = False
+        self.asked: dict[int, int] = {}
         self.base_offset = -1
         self.error: KafkalogError | None = None
 
@@ -137,16 +137,19 @@ class Batch:
                 self.headers.extend(repeat(None, count))
         self.values.extend(values)  # last, as in `Producer.send`
 
+    def ask(self, first: int, records: int = 1) -> None:
+        """Whoever sent these records learns their outcome. By any thread; twice is as once."""
+        self.asked[first] = records
+
     @property
     def is_observed(self) -> bool:
-        """Whether whoever sent its records knows the outcome: of each table, if it has those of several."""
-        return self.observed or 0 < self.tables <= len(self.asked)
+        """Whether whoever sent its records learns the outcome, of each of them. Once it is closed."""
+        return 0 < self.count <= sum(self.asked.copy().values())
 
     def add_rows(self, columns: Columns, size: int) -> None:
         """Add rows of a table after those of others, if there are any, of `size` bytes."""
         if self.columns is None:
             self.columns = []
-        self.tables += 1
         self.size += size
         self.columns.append(columns)
         self.count += columns.batch.num_rows

@@ -1077,7 +1077,7 @@ def test_what_came_while_more_is_waited_for_is_not_in_the_applications_hands(
 def test_an_offset_amid_what_is_in_hand_belongs_to_the_leader_epoch_in_which_that_was_read(
     grouped: Consumer, filled: TopicPartition, how: str
 ) -> None:
-    in_hand = grouped.consume(1500, 1) if how == "columns" else next(grouped.arrow_batches(timeout=30))
+    in_hand: Any = grouped.consume(1500, 1) if how == "columns" else next(grouped.arrow_batches(timeout=30))
     cursor = grouped._cursors.by_partition[filled]
     read_in = cursor.read_in()
     assert read_in is not None and len(in_hand) > 50

@@ -137,5 +137,44 @@ def test_a_failure_of_which_every_records_sender_was_told_is_not_told_again(told
         batch.add_callback(index, lambda error, metadata: None)
     with accumulator.lock:
         assert accumulator.finish([(batch, error)]) == [batch]
-        assert accumulator.take_failure() == (error if told == [0] else None)
-        assert accumulator.take_failure() is None
+        assert accumulator.failures() == ([batch] if told == [0] else [])
+        assert accumulator.take_failure([batch]) == (error if told == [0] else None)
+        assert accumulator.failures() == []
+
+
+def test_who_waits_for_a_batch_and_has_no_record_of_its_own_is_told_and_does_not_count() -> None:
+    accumulator = Accumulator(100_000, 200, "here:1", lambda queue: None)
+    batch, error = batch_of(accumulator, 100), DiskFull(directory="/d")
+    batch.count = 1
+    batch.add_callback(-1, lambda error, metadata: None)
+    with accumulator.lock:
+        assert accumulator.finish([(batch, error)]) == [batch]
+        assert accumulator.failures() == [batch]
+
+
+def test_the_first_failure_is_kept_however_many_follow_and_those_that_somebody_asked_for_make_room() -> None:
+    accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
+    batches = [batch_of(accumulator, 100) for _ in range(250)]
+    with accumulator.lock:
+        for number, batch in enumerate(batches):
+            batch.count = 1
+            accumulator.finish([(batch, DiskFull(directory=f"/{number}"))])
+            if 0 < number < 150:
+                batch.ask(0)
+        kept = accumulator.failures()
+        assert kept[0] is batches[0]
+        assert kept[1:] == batches[150:249], "a hundred are kept"
+        assert accumulator.take_failure(kept) is batches[0].error
+        assert accumulator.failures() == []
+
+
+def test_what_failed_after_a_flush_began_is_for_the_next_one() -> None:
+    accumulator = Accumulator(100_000, 200, "here:1", lambda queue: None)
+    mine, other = batch_of(accumulator, 100), batch_of(accumulator, 100)
+    with accumulator.lock:
+        for batch in (mine, other):
+            batch.count = 1
+            accumulator.finish([(batch, DiskFull(directory="/d"))])
+        for _ in range(2):  # two threads have waited for it
+            assert accumulator.take_failure([mine]) is mine.error
+        assert accumulator.failures() == [other]

@@ -63,7 +63,7 @@ def delivery_of(batch: Batch, index: int) -> Delivery:
 
 
 def of_batches(batches: Sequence[Batch]) -> ManyDelivery:
-    return ManyDelivery([Run(batch, 0, batch.count) for batch in batches])
+    return ManyDelivery([Run(batch, 0, batch.count or len(batch.values)) for batch in batches])
 
 
 def waited_for(wait: Callable[[], object], batches: Sequence[Batch], then: Callable[[], None]) -> object:
@@ -116,7 +116,7 @@ def test_who_asks_counts_as_told_of_a_failure_before_it_comes_and_after() -> Non
         if not asks_first:
             delivery_of(batch, 0).exception()
         with sending.accumulator.lock:
-            assert sending.accumulator.take_failure() is None
+            assert sending.accumulator.take_failure([batch]) is None
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -193,9 +193,10 @@ def test_of_a_table_every_batch_that_lingers_is_hurried_and_whoever_asks_is_told
         of_batches(batches).result(0)
     assert sending.hurried == [0, 2]
     for batch in batches:
+        batch.queue.close_batch()
         sending.finish(batch, error=FAILED)
     with sending.accumulator.lock:
-        assert sending.accumulator.take_failure() is None
+        assert sending.accumulator.take_failure(batches) is None
 
 
 def test_the_batch_that_comes_last_is_waited_for_first() -> None:

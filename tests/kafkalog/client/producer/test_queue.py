@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from broker.storage.producer_state import Producers
-from kafkalog.client.producer.delivery import ManyDelivery, Run
+from kafkalog.client.producer.delivery import Delivery, ManyDelivery, Run
 from kafkalog.client.producer.queue import EPOCH_MAX, Batch, Failed, Identity, PartitionQueue
 from kafkalog.clock import ManualClock
 from kafkalog.errors import (
@@ -698,21 +698,6 @@ def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> 
     assert following.sequence == 5
 
 
-def test_the_first_deadline_is_that_of_the_batch_that_waits_longest() -> None:
-    queue = make_queue()
-    assert queue.first_deadline == math.inf
-    for number, expected in enumerate((5.0, 5.0, 5.0)):
-        batch = Batch(queue, 0.0, 5.0 + number)
-        batch.add_rows(rows_of(1), 100)
-        queue.put(batch)
-        assert queue.first_deadline == expected
-        if number == 0:
-            assert queue.take(0.0, 1 << 20) == [batch]  # it is unacknowledged, and before those that are ready
-    queue = make_queue()
-    queue.start_batch(linger_until=1.0, deadline=9.0)
-    assert queue.first_deadline == 9.0
-
-
 def test_rows_with_one_time_and_rows_with_their_own_join() -> None:
     queue = make_queue()
     batch = add_table(queue, rows_of(2))
@@ -773,7 +758,7 @@ def test_joined_rows_fit_where_they_were_reckoned_to_fit(pieces: list[bytes | No
     assert joined(arrays).batch.nbytes <= least
 
 
-def test_a_failure_is_reported_unless_each_table_of_the_batch_was_asked_for() -> None:
+def test_a_failure_is_reported_unless_each_record_of_the_batch_was_asked_for() -> None:
     queue = make_queue()
     batch = add_table(queue, rows_of(2))
     first = ManyDelivery([Run(batch, 0, 2)])
@@ -787,6 +772,17 @@ def test_a_failure_is_reported_unless_each_table_of_the_batch_was_asked_for() ->
     assert not batch.is_observed
     ManyDelivery([Run(batch, 2, 3)]).exception(0)
     assert batch.is_observed
+
+    records = queue.start_batch(0.0, TIMEOUT)
+    records.add_records([b"v"] * 3, None, 1)
+    queue.close_batch()
+    records.done = True
+    ManyDelivery([Run(records, 0, 2)]).exception(0)
+    assert not records.is_observed
+    alone = Delivery()
+    alone._batch, alone._index = records, 2
+    alone.exception(0)
+    assert records.is_observed
 
 
 def test_rows_are_not_added_before_records_that_were_sent_later() -> None:

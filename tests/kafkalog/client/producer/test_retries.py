@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker.local import LocalCluster
@@ -219,7 +220,7 @@ def test_a_broker_that_stays_away_is_reported_with_its_address_within_the_delive
             assert isinstance(error, DeliveryTimedOut)
             assert f"no ack for {topic}-0 within delivery.timeout.ms (1500 ms); last failure: " in str(error)
             assert f"127.0.0.1:{broker.data_port}" in str(error)
-            assert late[2].exception(30) is not None
+            assert all(each.exception(30) is not None for each in late[1:])
         finally:
             broker.start()
         assert producer.send(topic, b"1", partition=0).result(30).offset == 1
@@ -273,6 +274,56 @@ def test_a_broker_that_owes_an_answer_for_long_holds_up_its_partitions_and_a_bac
         proxy.cut()
         owed.result(30)
         assert not sender.holds_up(queue)
+
+
+@pytest.mark.parametrize("how", ["send", "send_many", "send_arrow"])
+def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
+    cluster: LocalCluster, topic: str, how: str
+) -> None:
+    create(cluster, topic)
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        producer = Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500)
+        producer.send(topic, b"", partition=0).result(30)
+
+        def send(value: bytes) -> Any:
+            if how == "send":
+                return producer.send(topic, value, partition=0)
+            if how == "send_many":
+                return producer.send_many(topic, [value], partition=0)
+            return producer.send_arrow(topic, pa.table({"value": [value]}), partition=0)
+
+        proxy.hold_answers()
+        send(b"nobody asks")
+        assert isinstance(send(b"asked").exception(30), DeliveryTimedOut)
+        with pytest.raises(DeliveryTimedOut):
+            producer.flush()
+        producer.flush()
+        proxy.cut()
+        producer.close()
+
+
+def test_each_of_two_flushes_tells_of_the_failures_that_it_waited_for(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        producer = Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500)
+        producer.send(topic, b"", partition=0).result(30)
+        proxy.hold_answers()
+        for partition in range(2):
+            producer.send(topic, b"nobody asks", partition=partition)
+        told: list[KafkalogError] = []
+
+        def flush() -> None:
+            with pytest.raises(DeliveryTimedOut) as failed:
+                producer.flush()
+            told.append(failed.value)
+
+        threads = [threading.Thread(target=flush) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        join_all(threads, 60)
+        assert len(told) == 2
+        proxy.cut()
+        producer.close()
 
 
 def test_a_topic_created_again_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
