@@ -56,6 +56,9 @@ _SPREADING = frozenset({"key", "partition", "topic"})
 """With one of these, rows to write go to various partitions."""
 _GATHERED_BYTES = 8 << 20
 _GATHERED_SECONDS = 0.5
+_FILTERED_MAX = 30
+"""Topics of a batch whose rows are picked one topic after the other; those of more are sorted once. 40,000 rows of 200
+bytes: 10 topics take 11 ms and 27 sorted, 100 take 41 and 10, 1,000 take 379 and 19."""
 
 JOINED_ROWS = 10_000
 JOINED_BYTES = 2 << 20
@@ -338,6 +341,20 @@ def batches_by_topic(
     different = pc.unique(topics)
     if len(different) == 1:
         yield different[0].as_py(), records
-        return
-    for topic in different:
-        yield topic.as_py(), records.filter(pc.equal(topics, topic))
+    elif len(different) <= _FILTERED_MAX:
+        for topic in different:
+            yield topic.as_py(), records.filter(pc.equal(topics, topic))
+    else:
+        yield from _sorted_by_topic(topics, records)
+
+
+def _sorted_by_topic(topics: pa.Array, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    encoded = topics.dictionary_encode()
+    places = encoded.indices.to_numpy()
+    if len(encoded.dictionary) < 1 << 16:
+        places = places.astype(np.uint16)  # sorted in a twentieth of the time
+    in_order = records.take(integer_array(pa.int64(), np.argsort(places, kind="stable")))
+    start = 0
+    for topic, count in zip(encoded.dictionary, np.bincount(places).tolist(), strict=True):
+        yield topic.as_py(), in_order.slice(start, count)
+        start += count

@@ -31,6 +31,15 @@ _NOT_REPORTED = (
 )
 
 
+def _check_all_have_written(messages: Messages) -> None:
+    """Spark commits the epochs of a continuous trigger without having called `write`: rows would be lost."""
+    if None in messages:
+        raise InvalidArgument(
+            reason="Spark commits tasks that have written nothing: kafkalog's sink is for micro-batches, not for "
+            "trigger(continuous=...)"
+        )
+
+
 @in_sentences
 class BatchWriter(DataSourceArrowWriter):
     """One batch write, as Spark's `KafkaBatchWrite`. Pickled into every task, and into the process that commits."""
@@ -68,6 +77,7 @@ class BatchWriter(DataSourceArrowWriter):
         return exactly_once.stage_rows(iterator, self._options, self._columns, transaction, part)
 
     def commit(self, messages: Messages) -> None:
+        _check_all_have_written(messages)
         messages = exactly_once.with_query(messages, self._options.txn)
         exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
@@ -109,6 +119,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return message
 
     def commit(self, messages: Messages, batchId: int) -> None:
+        _check_all_have_written(messages)
         exactly_once.commit(messages, self._options, exactly_once.fingerprint(messages))
 
     def abort(self, messages: Messages, batchId: int) -> None:

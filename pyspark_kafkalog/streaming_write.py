@@ -61,6 +61,7 @@ def write_stream(
     """
     from pyspark_kafkalog.options import check_names
     from pyspark_kafkalog.sink import StreamWriter
+    from pyspark_kafkalog.write.exactly_once import read_checkpoint_by
 
     _check_classic(df)
     given = _given(options, topic=topic, checkpointLocation=checkpoint_location, delivery=delivery)
@@ -71,6 +72,7 @@ def write_stream(
         stream = stream.queryName(query_name)
     if trigger is not None:
         stream = stream.trigger(**trigger)
+    read_checkpoint_by(df.sparkSession, location)
     return stream.start()
 
 
@@ -112,10 +114,13 @@ def _collected(rows: DataFrame) -> list[bytes]:
 
 
 def _check_classic(df: DataFrame) -> None:
+    from pyspark.sql import DataFrame
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     from kafkalog.errors import InvalidArgument
 
+    if not isinstance(df, DataFrame):
+        raise InvalidArgument(reason=f"write_stream writes a streaming DataFrame, not {df!r:.100}")
     if not isinstance(df, ClassicDataFrame):
         raise InvalidArgument(
             reason="write_stream commits in the driver's process, which Spark Connect does not give: use "

@@ -26,6 +26,7 @@ from pyspark_kafkalog.write.options import SinkOptions, TxnVersion
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
+    from pyspark.sql import SparkSession
 
     from kafkalog.client.cluster import TopicInfo
     from kafkalog.client.config import ProducerSettings
@@ -214,6 +215,11 @@ def _of_query(message: Staged, query_id: str) -> Staged:
     assert message.checkpoint is not None, "messages of several writes"
     batches = tuple(StagedBatch(replace(each.transaction, query_id=query_id), each.parts) for each in message.batches)
     return Staged(batches, message.checkpoint._replace(query_id=query_id), message.micro_batch)
+
+
+def read_checkpoint_by(session: SparkSession, location: str) -> None:
+    """Read the checkpoint of a query that this process commits as its session does."""
+    _fingerprints.read_by(session, location)
 
 
 def fingerprint(messages: Messages) -> bytes:

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.events import get_logger
-from pyspark_kafkalog.write.hadoop import HadoopFiles, HadoopUnavailable
+from pyspark_kafkalog.write.hadoop import HadoopFiles, HadoopUnavailable, SessionFiles
 from pyspark_kafkalog.write.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
+    from pyspark.sql import SparkSession
 
 log = get_logger(__name__)
 
@@ -82,6 +83,11 @@ class Fingerprints:
         self._warned: set[str] = set()
         self._lock = threading.Lock()  # guards the start of a process
         self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
+        self._of_sessions: dict[str, SessionFiles] = {}
+
+    def read_by(self, session: SparkSession, location: str) -> None:
+        """Read a checkpoint as this process's session does, if it is on another file system."""
+        self._of_sessions[location] = SessionFiles(session)
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
         """SHA-256 of the batch's file; UNKNOWN if the checkpoint's location is unknown, or it cannot be read."""
@@ -125,6 +131,8 @@ class Fingerprints:
             if scheme or (path / "metadata").exists():  # else it may be in the default file system
                 return [(path / name).read_bytes() for name in names]
         addresses = [f"{checkpoint.location.rstrip('/')}/{name}" for name in names]
+        if (of_session := self._of_sessions.get(checkpoint.location)) is not None:
+            return [of_session.read(address) for address in addresses]
         files = self._hadoop(checkpoint)
         try:
             return [files.read(address) for address in addresses]
@@ -167,7 +175,7 @@ class Fingerprints:
                 checkpoint=checkpoint.location,
                 reason=f"{reason}; a query that is started on a copy of this checkpoint one batch old will not be "
                 "noticed, and its rows of that batch are lost: give the query's own checkpointLocation as an option of "
-                "the write, on a file system that the driver can read",
+                "the write, on a file system that the driver can read by the settings spark.hadoop.*",
             )
         return UNKNOWN
 

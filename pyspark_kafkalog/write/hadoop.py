@@ -4,6 +4,7 @@ the driver, with Spark's jars, the same HADOOP_CONF_DIR, and the application's `
 The process that commits a sink's batches is a Python process of Spark without access to the driver's JVM. So a Java
 process is started at the first read (about a second, 100 MB) and kept; further reads take milliseconds. It ends with
 this process, because it reads the end of a pipe. If it has ended, or does not answer, it is replaced at the next read.
+`write_stream` commits where the session is, whose own Java reads the files, with all that was set in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
@@ -28,8 +32,26 @@ class HadoopUnavailable(Exception):
     """The Java process could not be started, or could not read a file; the sentence has the reason."""
 
 
+class SessionFiles:
+    """Reads whole files by the Java of this process's session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session: Any = session
+
+    def read(self, address: str) -> bytes:
+        """A file's bytes. Raises HadoopUnavailable, FileNotFoundError."""
+        try:
+            path = self._session._jvm.org.apache.hadoop.fs.Path(address)
+            files = path.getFileSystem(self._session._jsparkSession.sessionState().newHadoopConf())
+            if files.exists(path):
+                return _all_of(files.open(path))
+        except Exception as error:  # py4j's, of which a Java exception is one; or the session was stopped
+            raise HadoopUnavailable(_first_line(error)) from None
+        raise FileNotFoundError(address)
+
+
 class HadoopFiles:
-    """Reads whole files by their addresses.
+    """Reads whole files by their addresses, in a Java process of its own.
 
     Args:
         settings: of Hadoop, over those of its configuration files.
@@ -59,10 +81,7 @@ class HadoopFiles:
             if not files.exists(path):
                 raise FileNotFoundError(address)
             made.append(stream := files.open(path))
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+            return _all_of(stream)
         except FileNotFoundError:
             raise
         except Exception as error:  # py4j's, of which a Java exception is one
@@ -93,6 +112,13 @@ class HadoopFiles:
         with suppress(Exception):
             self._gateway.close()
         _end(self._process)
+
+
+def _all_of(stream: Any) -> bytes:
+    try:
+        return bytes(stream.readAllBytes())
+    finally:
+        stream.close()
 
 
 def _started(jars: str) -> tuple[subprocess.Popen[bytes], Any]:

@@ -18,6 +18,7 @@ from broker.staging import staging
 from broker.staging.copies import StagedCopy, agreed_copies
 from broker.staging.format import FILE_START
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
+from broker.storage import log as log_module
 from broker.storage.checkpoint import TEMPORARY
 from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles, StagedPartLost
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, STAMPED_SIZE, iter_batches
@@ -207,8 +208,10 @@ def test_whatever_a_file_system_says_that_gives_no_second_name_the_batches_are_c
     assert bases(partition) == [0]
 
 
-@pytest.mark.parametrize("limit", ["too small a segment", "larger than a segment", "small batches"])
-def test_a_file_of_another_size_than_segments_have_is_copied(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+@pytest.mark.parametrize(
+    "limit", ["too small a segment", "larger than a segment", "small batches", "a log of many segments"]
+)
+def test_a_file_that_would_make_a_segment_too_many_is_copied(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """And one of many small batches: each of them is stamped while appends wait."""
     [disk], [partition] = begun()
     if limit == "small batches":
@@ -216,6 +219,8 @@ def test_a_file_of_another_size_than_segments_have_is_copied(monkeypatch: pytest
     if limit == "too small a segment":
         monkeypatch.setattr(staging, "_ADOPTED_MIN", 10_000)
         monkeypatch.setattr(partition._staging, "_segment_bytes", lambda: 1 << 20)
+    if limit == "a log of many segments":
+        monkeypatch.setattr(log_module, "_ADOPTS_BELOW", 1)
     stage(partition)
     prepare(partition)
     assert part_files(disk, partition)

@@ -254,12 +254,25 @@ def test_the_option_topic_beats_the_column() -> None:
     assert written(batch, "out") == [("out", [{"value": "a"}, {"value": "b"}])]
 
 
-def test_rows_go_to_their_topics_in_order() -> None:
+@pytest.mark.parametrize("filtered", [30, 1])
+def test_rows_go_to_their_topics_in_order(monkeypatch: pytest.MonkeyPatch, filtered: int) -> None:
+    monkeypatch.setattr(columns, "_FILTERED_MAX", filtered)
     batch = rows_to_write(value=["1", "2", "3", "4"], topic=["b", "a", "b", "a"], partition=[0, None, 1, 2])
     assert written(batch) == [
         ("b", [{"value": "1", "partition": 0}, {"value": "3", "partition": 1}]),
         ("a", [{"value": "2", "partition": None}, {"value": "4", "partition": 2}]),
     ]
+
+
+def test_rows_of_more_topics_than_are_filtered_are_the_same_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [number * 7919 % 311 for number in range(2000)]
+    batch = rows_to_write(
+        value=[f"{place}" for place in range(2000)], topic=[f"t{each}" for each in numbers], partition=numbers
+    )
+    by_sorting = written(batch)
+    monkeypatch.setattr(columns, "_FILTERED_MAX", 1000)
+    assert by_sorting == written(batch)
+    assert len(by_sorting) == 311
 
 
 def test_rows_of_one_topic_are_not_copied() -> None:

@@ -124,7 +124,7 @@ def _check_names(names: list[str]) -> None:
         if name not in COLUMNS:
             hint = nearest_hint(name, COLUMNS)
             raise InvalidArgument(
-                reason=f"a table to send has no column '{name}'{hint}; its columns are {', '.join(COLUMNS)}"
+                reason=f"a table to send may not have a column '{name}'{hint}; its columns are {', '.join(COLUMNS)}"
             )
     if "value" not in names:
         raise InvalidArgument(reason=f"a table to send needs a column 'value'; it has {', '.join(names) or 'none'}")

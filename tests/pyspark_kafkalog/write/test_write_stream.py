@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType, StructField, StructType
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Message
@@ -21,7 +23,7 @@ from kafkalog.client.cluster import Cluster
 from kafkalog.errors import InvalidArgument, KafkalogError, UnknownTopic
 from kafkalog.wire import transactions_pb2
 from pyspark_kafkalog import write_stream
-from pyspark_kafkalog.sink import StreamWriter
+from pyspark_kafkalog.sink import BatchWriter, StreamWriter
 from pyspark_kafkalog.streaming_write import written_by
 from pyspark_kafkalog.write.exactly_once import Messages, Staged
 from pyspark_kafkalog.write.fingerprint import CONFIGURED
@@ -282,6 +284,23 @@ def test_a_copy_of_a_checkpoint_fails_and_neither_skips_nor_doubles_rows(
     assert values(messages_in(topic)) == [b"a", b"b"]
 
 
+def test_a_copy_of_a_checkpoint_is_noticed_on_a_file_system_that_only_the_session_knows(
+    spark: SparkSession, lines: TextFiles, admin: Admin, options: dict[str, str], topic: str, tmp_path: Path
+) -> None:
+    """Programs set keys of s3a by `hadoopConfiguration()`, which no other Java process sees."""
+    admin.create_topic(topic)
+    java: Any = spark.sparkContext._jsc
+    java.hadoopConfiguration().set("fs.viewfs.mounttable.set-later.link./checkpoints", tmp_path.as_uri())
+    first, copy = (f"viewfs://set-later/checkpoints/{name}" for name in ("first", "copy"))
+    lines.add("a")
+    run(lines.rows(), options, None, checkpoint_location=first)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    lines.add("b")
+    run(lines.rows(), options, None, checkpoint_location=first)
+    with pytest.raises(StreamingQueryException, match="CheckpointCopied"):
+        run(lines.rows(), options, None, checkpoint_location=copy)
+
+
 def test_a_commit_that_fails_has_its_staged_rows_dropped(
     lines: TextFiles,
     brokers: Cluster,
@@ -347,9 +366,30 @@ def test_a_wrong_option_is_refused_before_the_query_starts_in_one_sentence(
 
 
 def test_a_dataframe_of_spark_connect_is_refused_for_its_driver_is_another_process() -> None:
-    elsewhere: Any = object()
+    elsewhere: Any = ConnectDataFrame.__new__(ConnectDataFrame)
     with pytest.raises(InvalidArgument, match=r"which Spark Connect does not give: use df\.writeStream"):
         write_stream(elsewhere, topic="t", checkpoint_location="c")
+
+
+def test_what_is_no_dataframe_is_refused() -> None:
+    wrong: Any = "flights"
+    with pytest.raises(InvalidArgument, match="write_stream writes a streaming DataFrame, not 'flights'"):
+        write_stream(wrong, topic="t", checkpoint_location="c")
+
+
+@pytest.mark.parametrize("messages", [[None, None], [Staged(()), None]])
+def test_a_commit_of_tasks_that_have_written_nothing_fails(
+    spark: SparkSession, admin: Admin, options: dict[str, str], topic: str, messages: list[Any]
+) -> None:
+    """Spark commits the epochs of a continuous trigger, in which it never lets a sink in Python write."""
+    admin.create_topic(topic)
+    schema = StructType([StructField("value", StringType())])
+    for delivery in ("exactly-once", "at-least-once"):
+        given = {**options, "delivery": delivery}
+        with pytest.raises(InvalidArgument, match=r"not for trigger\(continuous=\.\.\.\)"):
+            StreamWriter(schema, given).commit(messages, 0)
+        with pytest.raises(InvalidArgument, match="tasks that have written nothing"):
+            BatchWriter(schema, given, False).commit(messages)
 
 
 def test_a_column_or_a_topic_that_is_missing_is_refused_before_the_query_starts(

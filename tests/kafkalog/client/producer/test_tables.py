@@ -212,7 +212,7 @@ def test_columns_of_nulls_are_left_out() -> None:
 @pytest.mark.parametrize(
     "table, sentence",
     [
-        ({"valeu": [b"a"]}, "a table to send has no column 'valeu'; did you mean 'value'?"),
+        ({"valeu": [b"a"]}, "a table to send may not have a column 'valeu'; did you mean 'value'?"),
         ({"key": [b"a"]}, "a table to send needs a column 'value'; it has key"),
         ({"value": [1]}, "column 'value' of a table to send is of type int64; it must be binary or string"),
         (
