@@ -32,7 +32,8 @@ _NOT_REPORTED = (
 
 
 def _check_all_have_written(messages: Messages) -> None:
-    """Spark commits the epochs of a continuous trigger without having called `write`: rows would be lost."""
+    """Spark commits the epochs of a continuous trigger without having called `write`: rows would be lost. It logs the
+    error for each epoch, and the checkpoint stays as it is."""
     if None in messages:
         raise InvalidArgument(
             reason="Spark commits tasks that have written nothing: kafkalog's sink is for micro-batches, not for "

@@ -11,7 +11,7 @@ import pytest
 
 from bench import goals, plots, report
 from bench.goals import Goal, by_name, reached
-from bench.measure import by_turns
+from bench.measure import by_turns, figure, ratio
 
 
 def line(name: str, *each: float, unit: str = "rows/s", **facts: object) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_ratio_is_that_of_rounds_side_by_side_and_of_the_fastest_peer(only: Any) -> None:
     only(Goal("row", "b/ours", ("b/slow", "b/fast"), at_least=2.0))
-    figures = by_name([line("ours", 20, 40, 90), line("fast", 10, 20, 30), line("slow", 9, 19, 29)])
+    # The medians' ratio is 40 / 30.
+    figures = by_name([line("ours", 20, 80, 40), line("fast", 10, 40, 30), line("slow", 9, 39, 29)])
     [found] = reached(figures)
     assert (found.value, found.is_met) == (2.0, True)
 
@@ -53,6 +54,8 @@ def test_a_goal_without_its_figures_is_not_measured(only: Any) -> None:
     table = report.goals_table([line("size", 208.3, unit="bytes")])
     assert "| row | not measured | at least 2 |  |" in table
     assert "| bytes | 8.3 | at most 9 | reached |" in table
+    for size, is_met in ((209.0, True), (209.1, False)):
+        assert [each.is_met for each in reached(by_name([line("size", size)]))] == [None, is_met]
 
 
 def test_every_goal_names_a_benchmark_that_is_run_beside_the_peers() -> None:
@@ -84,6 +87,7 @@ def test_a_run_takes_the_place_of_what_was_kept_of_its_benchmarks(
     table = report.figures_table(report.kept(), "b")
     assert "| new | 3 rows/s |" in table
     assert "- Peer: not measured, it is not here" in table
+    assert "| 5 rows/s | 1 to 9 |" in report.figures_table([line("spread", 5, 9, 1)], "b")
     assert "`./run bench b`, 2026-11-28: a processor, 2 cores, 25 GB, Python 3.11." in table
     of_code = report.figures_table([{**line("new", 3), "code": "0a1b2c3d"}], "b")
     assert "`./run bench b`, 2026-11-28, code 0a1b2c3d: a processor" in of_code
@@ -127,3 +131,22 @@ def test_every_candidate_runs_once_a_round_in_orders_that_differ() -> None:
     follows = [pair for each in rounds[1:5] for pair in itertools.pairwise(each)]
     assert sorted(follows) == sorted(itertools.permutations(names, 2)), "each follows each other one once"
     assert {name: len(each) for name, each in taken.items()} == dict.fromkeys(names, 5)
+
+
+def test_in_twice_as_many_rounds_as_an_odd_number_of_names_each_follows_each_other_one_equally_often() -> None:
+    ran: list[str] = []
+    by_turns({name: partial(ran.append, name) for name in "abc"}, 1.0, runs=6, warmups=0)
+    rounds = ["".join(ran[start : start + 3]) for start in range(0, len(ran), 3)]
+    follows = [pair for each in rounds for pair in itertools.pairwise(each)]
+    assert sorted(follows) == sorted(2 * list(itertools.permutations("abc", 2)))
+
+
+def test_before_each_run_something_may_be_made_ready() -> None:
+    ran: list[str] = []
+    by_turns({"a": partial(ran.append, "a")}, 1.0, runs=2, warmups=1, before=partial(ran.append, "ready"))
+    assert ran == ["ready", "a"] * 3
+
+
+def test_a_figure_is_the_median_and_a_ratio_says_how_fast_we_are() -> None:
+    assert figure("f", "s", [1.0, 9.0, 2.0])["value"] == 2.0
+    assert ratio([1.0, 1.0, 1.0], [2.0, 4.0, 3.0]) == 3.0, "the reference takes three times as long"

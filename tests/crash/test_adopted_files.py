@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,7 +20,17 @@ from broker.staging.format import FILE_START
 from broker.staging.part import PART_SUFFIX, Part, StagedFile
 from broker.storage import log as log_module
 from broker.storage.checkpoint import TEMPORARY
-from kafkalog.errors import DiskFull, FencedLeaderEpoch, FileRefused, InvalidRequest, OutOfFiles, StagedPartLost
+from kafkalog.clock import ManualClock
+from kafkalog.errors import (
+    Closed,
+    DiskFull,
+    FencedLeaderEpoch,
+    FileRefused,
+    InvalidRequest,
+    NotLeader,
+    OutOfFiles,
+    StagedPartLost,
+)
 from kafkalog.format.batch import CRC_FROM, HEADER_SIZE, STAMPED_SIZE, iter_batches
 from tests.broker.replica.partitions import open_partition
 from tests.broker.storage.batches import numbered
@@ -87,6 +97,34 @@ def test_a_decided_file_becomes_a_segment_and_no_batch_of_it_is_written_again() 
     assert bases(partition) == [0, 2, 6, 8]
     linked = [step for step in disk.steps[before:] if step.startswith("link")]
     assert linked == [f"link {2:020d}.next", f"link {8:020d}.next"]
+
+
+def test_an_adopted_segment_has_the_time_of_its_append() -> None:
+    """Retention goes by it, and what is remembered of an apply is forgotten by it."""
+    _, [partition] = begun()
+    write(partition)
+    now_us = ManualClock().now_us()
+    segments = partition.log.view.segments
+    assert [(each.first_append_us, each.last_append_us) for each in segments] == [(now_us, now_us)] * 4
+    progress = partition.log.apply_progress(FIRST.prepared(0).producer_id)
+    assert progress is not None and progress.last_append_us == now_us
+
+
+def test_nothing_is_adopted_once_the_applier_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's next owner applies the set again."""
+    _, [partition] = begun()
+    stage(partition)
+    prepare(partition)
+    append_decided = partition.log.append_decided
+
+    def last(batches: Any, leader_epoch: int) -> None:
+        append_decided(batches, leader_epoch)
+        partition._applier._closed = True  # `close` would wait for this append
+
+    monkeypatch.setattr(partition.log, "append_decided", last)
+    with pytest.raises((Closed, NotLeader)):
+        apply(partition, FIRST)
+    assert partition.end_offset == 2
 
 
 def test_a_power_cut_leaves_no_adopted_segment_that_is_stamped_by_half() -> None:

@@ -673,6 +673,23 @@ def test_a_drop_that_only_an_old_leader_has_is_forgotten_before_it_counts_as_a_c
     assert visible(old) == FIRST.values
 
 
+def test_a_drop_that_a_follower_has_and_its_next_leader_lacks_is_forgotten() -> None:
+    _, (old, two, new) = replicas(3)
+    lead_in(old, 3)
+    stage(old, FIRST)
+    stage(old, LOOSE)  # so that the file stays
+    prepare(old, FIRST)
+    copy_staged(old, two, 3)
+    copy_staged(old, new, 3)
+    lead_in(old, 5)
+    assert old.staged.drop(FIRST.commit_uuid, 1)
+    copy_staged(old, two, 5)
+    lead_in(new, 6)
+    assert known(two) != known(new)
+    copy_staged(new, two, 6)
+    assert known(two) == known(new)
+
+
 def test_a_part_that_a_leader_forgot_after_its_epoch_is_known_again_when_it_follows() -> None:
     """A leader that does not know of the next one lets parts expire, and records that nowhere."""
     _, (old, new) = replicas(2)

@@ -110,6 +110,35 @@ def test_a_set_prepared_again_keeps_the_newer_version_and_is_dropped_only_below_
     directory.close()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_loss_that_is_found_after_the_epoch_settles_nothing(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """The replica may follow by then, and its sets are its leader's."""
+    partition = open_partition(directory)
+    prepared = write(partition, 0, [batch(0)])
+
+    apply_progress = partition.log.apply_progress
+
+    def unknown(_: int) -> None:
+        monkeypatch.setattr(partition.log, "apply_progress", apply_progress)
+        partition.role.lead(PartitionState.only(0, "here", 1), [0])
+
+    def lost(*_: Any, **__: Any) -> NoReturn:
+        partition.role.lead(PartitionState.only(0, "here", 1), [0])
+        raise partition._staging.lost(prepared, "damaged")
+
+    settled: list[object] = []
+    monkeypatch.setattr(partition._staging, "drop_others", lambda *which: settled.append(which))
+    if is_known:
+        monkeypatch.setattr(partition._staging, "check", lost)
+    else:
+        monkeypatch.setattr(partition.log, "apply_progress", unknown)
+    with pytest.raises((NotLeader, StagedPartLost)):
+        partition.staged.apply("x", PRODUCER, 0, prepared.commit_uuid if is_known else b"c" * 16)
+    assert settled == []
+
+
 def test_files_of_many_batches_do_not_stay(directory: LogDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_FILE_BYTES", 20_000)
     monkeypatch.setattr(staging, "_WASTE_MAX", 10_000)

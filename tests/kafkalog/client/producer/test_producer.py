@@ -22,7 +22,7 @@ from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer import mutex
 from kafkalog.client.producer.partitioner import partition_for_key
-from kafkalog.client.producer.queue import PartitionQueue
+from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.client.producer.sender import Sender
 from kafkalog.errors import (
     BatchTooLarge,
@@ -319,6 +319,26 @@ def test_tables_arrive_as_they_are(cluster: LocalCluster, made: str) -> None:
                 assert last_by_key.get(message.key, -1) < number
                 last_by_key[message.key] = number
     assert seen == set(range(count))
+
+
+def test_a_list_that_waited_for_room_fills_up_the_batch_that_another_has_begun_meanwhile(
+    cluster: LocalCluster, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(cluster.bootstrap_servers, batch_records=3, linger_ms=60_000) as producer:
+        batch_with_room = producer._batch_with_room
+
+        def begun_by_another(*given: Any) -> Batch:
+            monkeypatch.setattr(producer, "_batch_with_room", batch_with_room)
+            batch = batch_with_room(*given)
+            batch.add_records([b"another's"] * 2, None, 1)
+            return batch
+
+        monkeypatch.setattr(producer, "_batch_with_room", begun_by_another)
+        sent = producer.send_many(made, [b"0", b"1", b"2"], partition=1)
+        assert [run.records for run in sent._runs] == [1, 2]
+        assert sent._runs[0].batch.queue.open is not sent._runs[0].batch, "it is full, and lingers no longer"
+        sent.result(30)
+    assert values(read(cluster, made, 5)[1]) == [*[b"another's"] * 2, b"0", b"1", b"2"]
 
 
 def test_rows_of_many_tables_share_batches_and_each_table_is_told_where_its_rows_are(
