@@ -355,6 +355,8 @@ def _sorted_by_topic(topics: pa.Array, records: pa.RecordBatch) -> Iterator[tupl
         places = places.astype(np.uint16)  # sorted in a twentieth of the time
     in_order = records.take(integer_array(pa.int64(), np.argsort(places, kind="stable")))
     start = 0
-    for topic, count in zip(encoded.dictionary, np.bincount(places).tolist(), strict=True):
-        yield topic.as_py(), in_order.slice(start, count)
+    counts = np.bincount(places, minlength=len(encoded.dictionary)).tolist()
+    for topic, count in zip(encoded.dictionary, counts, strict=True):
+        if count:  # a dictionary of somebody else's may have more
+            yield topic.as_py(), in_order.slice(start, count)
         start += count

@@ -32,12 +32,13 @@ _NOT_REPORTED = (
 
 
 def _check_all_have_written(messages: Messages) -> None:
-    """Spark commits the epochs of a continuous trigger without having called `write`: rows would be lost. It logs the
-    error for each epoch, and the checkpoint stays as it is."""
+    """Spark commits the epochs of a continuous trigger without having called `write`: rows would be lost. It logs this
+    error, commits no further epoch and lets the query go on."""
     if None in messages:
         raise InvalidArgument(
             reason="Spark commits tasks that have written nothing: kafkalog's sink is for micro-batches, not for "
-            "trigger(continuous=...)"
+            "trigger(continuous=...). Start without that and with a new checkpoint: this one has offsets of rows that "
+            "were never written"
         )
 
 

@@ -61,7 +61,6 @@ def write_stream(
     """
     from pyspark_kafkalog.options import check_names
     from pyspark_kafkalog.sink import StreamWriter
-    from pyspark_kafkalog.write.exactly_once import read_checkpoint_by
 
     _check_classic(df)
     given = _given(options, topic=topic, checkpointLocation=checkpoint_location, delivery=delivery)
@@ -72,7 +71,6 @@ def write_stream(
         stream = stream.queryName(query_name)
     if trigger is not None:
         stream = stream.trigger(**trigger)
-    read_checkpoint_by(df.sparkSession, location)
     return stream.start()
 
 
@@ -94,8 +92,11 @@ def _written(writer: StreamWriter, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 def _commit(writer: StreamWriter, rows: DataFrame, batch_id: int) -> None:
     """On the driver: run the tasks of a micro-batch, and commit it."""
+    from pyspark_kafkalog.write.exactly_once import read_checkpoint_by
+
     writer.check()
     messages = [pickle.loads(message) for message in _collected(rows)]
+    read_checkpoint_by(rows.sparkSession, messages)
     try:
         writer.commit(messages, batch_id)
     except Exception:

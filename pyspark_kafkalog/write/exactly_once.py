@@ -20,6 +20,7 @@ from kafkalog.events import get_logger
 from pyspark_kafkalog.columns import batches_by_topic, gathered
 from pyspark_kafkalog.connections import Key, cluster_of, key_of
 from pyspark_kafkalog.write.fingerprint import UNKNOWN, Checkpoint, CheckpointUnreadable, Fingerprints
+from pyspark_kafkalog.write.hadoop import SessionFiles
 from pyspark_kafkalog.write.micro_batch import NO_BATCH, MicroBatch
 from pyspark_kafkalog.write.options import SinkOptions, TxnVersion
 
@@ -217,9 +218,13 @@ def _of_query(message: Staged, query_id: str) -> Staged:
     return Staged(batches, message.checkpoint._replace(query_id=query_id), message.micro_batch)
 
 
-def read_checkpoint_by(session: SparkSession, location: str) -> None:
-    """Read the checkpoint of a query that this process commits as its session does."""
-    _fingerprints.read_by(session, location)
+def read_checkpoint_by(session: SparkSession, messages: Messages) -> None:
+    """Have the checkpoint of a query read as Spark does, by the session in whose process these messages are
+    committed."""
+    files = SessionFiles(session)
+    for message in _staged(messages):
+        if message.checkpoint is not None:
+            message.checkpoint = message.checkpoint._replace(files=files)
 
 
 def fingerprint(messages: Messages) -> bytes:

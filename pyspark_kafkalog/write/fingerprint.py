@@ -24,7 +24,6 @@ from pyspark_kafkalog.write.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
-    from pyspark.sql import SparkSession
 
 log = get_logger(__name__)
 
@@ -49,12 +48,14 @@ class Checkpoint(NamedTuple):
         query_id: as Spark reports it; empty if it does not.
         hadoop: the application's settings for file systems, sorted.
         jars: paths with commas between.
+        files: reads it as Spark does, in the process of the session.
     """
 
     location: str
     query_id: str
     hadoop: tuple[tuple[str, str], ...] = ()
     jars: str = ""
+    files: SessionFiles | None = None
 
 
 def checkpoint_of(task: TaskContext, micro_batch: MicroBatch, option: str | None) -> Checkpoint:
@@ -83,11 +84,6 @@ class Fingerprints:
         self._warned: set[str] = set()
         self._lock = threading.Lock()  # guards the start of a process
         self._files: dict[tuple[tuple[tuple[str, str], ...], str], HadoopFiles | tuple[HadoopUnavailable, float]] = {}
-        self._of_sessions: dict[str, SessionFiles] = {}
-
-    def read_by(self, session: SparkSession, location: str) -> None:
-        """Read a checkpoint as this process's session does, if it is on another file system."""
-        self._of_sessions[location] = SessionFiles(session)
 
     def of(self, checkpoint: Checkpoint, batch_id: int) -> bytes:
         """SHA-256 of the batch's file; UNKNOWN if the checkpoint's location is unknown, or it cannot be read."""
@@ -131,8 +127,8 @@ class Fingerprints:
             if scheme or (path / "metadata").exists():  # else it may be in the default file system
                 return [(path / name).read_bytes() for name in names]
         addresses = [f"{checkpoint.location.rstrip('/')}/{name}" for name in names]
-        if (of_session := self._of_sessions.get(checkpoint.location)) is not None:
-            return [of_session.read(address) for address in addresses]
+        if checkpoint.files is not None:
+            return [checkpoint.files.read(address) for address in addresses]
         files = self._hadoop(checkpoint)
         try:
             return [files.read(address) for address in addresses]

@@ -22,7 +22,8 @@ RECORD_COST = 100  # bytes of buffer.memory for a record's objects, beside its b
 BATCH_COST = 1000  # and for a batch's
 TABLE_COST = 2000  # and for those of a table's rows in a batch
 _ROOM_SHARE = 0.75  # callers that wait for room are woken when no more is used: waking them for each ack costs too much
-_FAILURES_KEPT = 100
+_FAILURES_KEPT = 1000
+_USUAL_OF = 64  # batches, about, of which the wait is averaged
 
 
 class Accumulator:
@@ -40,6 +41,7 @@ class Accumulator:
         own_threads: the producer's, which may wait neither for room nor for acks.
         may_not_wait: other threads that may not wait for room: those of event loops.
         on_room: called once each, with the lock held, when there is room again, or the producer is closed.
+        usual_wait: seconds from a batch's beginning to its ack, of the last ones.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Accumulator:
         self._address = address
         self._max_block_ms = max_block_ms
         self._unfinished: dict[Batch, None] = {}
+        self.usual_wait = 0.0
         self._failures: list[Batch] = []
+        self._unkept: KafkalogError | None = None  # the first failure for which there was no room
         self._blocked = 0
         self._repair = repair
         self.renew_locks()
@@ -121,6 +125,7 @@ class Accumulator:
         """Lock held: batches are acknowledged (their `base_offset` is set) or failed. Returns those with callbacks."""
         called = []
         awaited = False
+        now = time.monotonic()
         for batch, error in outcomes:
             if batch.done:  # given up while its answer was on its way
                 continue
@@ -132,7 +137,10 @@ class Accumulator:
             if batch.callbacks is not None:
                 called.append(batch)
             if error is not None:
-                self._keep_failure(batch)
+                self._keep_failure(batch, error)
+            else:
+                self.usual_wait += (batch.waited(now) - self.usual_wait) / _USUAL_OF
+                batch.asked.clear()
             batch.values, batch.keys, batch.headers, batch.columns, batch.body = [], None, None, None, None
         if awaited:
             self._delivered.notify_all()
@@ -140,16 +148,20 @@ class Accumulator:
             self._announce_room()
         return called
 
-    def _keep_failure(self, batch: Batch) -> None:
-        """Lock held: keep a failed batch for the next flush, if some sender may not learn of it."""
+    def _keep_failure(self, batch: Batch, error: KafkalogError) -> None:
+        """Lock held: keep a failed batch for the next flush, if some sender may not learn of it. Without room for more,
+        the flush tells of it all the same."""
         for index, _ in batch.callbacks or ():
             if index >= 0:
                 batch.ask(index)
-        if not batch.is_observed:
-            if len(self._failures) >= _FAILURES_KEPT:
-                self._failures = self.failures()
-            if len(self._failures) < _FAILURES_KEPT:  # a flush raises the first one
-                self._failures.append(batch)
+        if batch.is_observed or self._unkept is not None:
+            return
+        if len(self._failures) >= _FAILURES_KEPT:
+            self._failures = self.failures()
+        if len(self._failures) < _FAILURES_KEPT:
+            self._failures.append(batch)
+        else:
+            self._unkept = error
 
     def _announce_room(self) -> None:
         """Lock held."""
@@ -204,7 +216,8 @@ class Accumulator:
         count as reported now; those of others, which another thread may have sent, do not."""
         told = {batch: batch.error for batch in batches if batch.error is not None and not batch.is_observed}
         self._failures = [batch for batch in self.failures() if batch not in told]
-        return next(iter(told.values()), None)
+        unkept, self._unkept = self._unkept, None
+        return next(iter(told.values()), unkept)
 
     def close(self) -> None:
         """Lock held: accept no more records, and wake the callers that wait for room."""

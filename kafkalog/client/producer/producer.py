@@ -64,6 +64,8 @@ _COMPRESSED_BYTES = 140  # more in a batch where nothing could be compressed: 8 
 _TIMESTAMP_MAX = (1 << 63) - 1
 _LINGERS_BELOW = 64 * 1024  # bytes of a table's rows for one partition: larger batches cost little beside their rows
 _RESERVATION = 16 * 1024
+_HELD_UP_SECONDS = 1.0
+"""A partition is held up if its oldest batch waits for so long, beside what is usual: with a full buffer all wait."""
 _JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
 _EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
 
@@ -406,7 +408,9 @@ class Producer:
                 self._check_usable(route)
             queue = route.queues[chunk.partition]
             deadline = time.monotonic() + self._delivery_timeout
-            if self._senders[queue.leader].holds_up(queue) and 2 * size < columns.batch.get_total_buffer_size():
+            waiting = deadline - queue.first_deadline
+            is_held_up = waiting > _HELD_UP_SECONDS + 2 * self._accumulator.usual_wait
+            if is_held_up and 2 * size < columns.batch.get_total_buffer_size():
                 columns = copied(columns)  # else these few rows keep the memory of their table, whose others are sent
             batch = queue.last_of_tables(columns, size, rows_max, bytes_max, deadline)
             if batch is not None:

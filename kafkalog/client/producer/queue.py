@@ -16,6 +16,7 @@ Sequence numbers are given when a batch first leaves `ready`. The rules that kee
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -139,7 +140,12 @@ class Batch:
 
     def ask(self, first: int, records: int = 1) -> None:
         """Whoever sent these records learns their outcome. By any thread; twice is as once."""
-        self.asked[first] = records
+        if not self.done or self.error is not None:
+            self.asked[first] = records
+
+    def waited(self, now: float) -> float:
+        """Seconds since it was begun."""
+        return now - self.deadline + self.queue.delivery_timeout_ms / 1000
 
     @property
     def is_observed(self) -> bool:
@@ -194,7 +200,7 @@ class PartitionQueue:
         topic_id: of the topic the batches are for.
         idempotent: whether batches get sequence numbers; `identity` is then to be set before `take`.
         window: batches that may be unacknowledged at once.
-        delivery_timeout_ms: named in the error of a batch that is late.
+        delivery_timeout_ms: from a batch's beginning to its deadline.
         backoff: its own; of the pauses before batches are sent again.
         accumulator: bounds the memory of this queue's batches; `delivery.py` finds it here.
 
@@ -229,7 +235,7 @@ class PartitionQueue:
         self.failing_since: float | None = None
         self._idempotent = idempotent
         self._window = window
-        self._delivery_timeout_ms = delivery_timeout_ms
+        self.delivery_timeout_ms = delivery_timeout_ms
         self._backoff = backoff
         self._retry_at = 0.0
         self._next_sequence = 0
@@ -305,6 +311,12 @@ class PartitionQueue:
         return last
 
     # --- sending
+
+    @property
+    def first_deadline(self) -> float:
+        """That of the batch which waits longest; infinite without one."""
+        first = next(itertools.chain(self.unacked, self.ready), self.open)
+        return math.inf if first is None else first.deadline
 
     @property
     def is_idle(self) -> bool:
@@ -512,7 +524,7 @@ class PartitionQueue:
     def _timed_out(self) -> DeliveryTimedOut:
         return DeliveryTimedOut(
             partition=str(self.topic_partition),
-            timeout_ms=self._delivery_timeout_ms,
+            timeout_ms=self.delivery_timeout_ms,
             reason=str(self.last_failure or "none, it waited for others"),
         )
 

@@ -193,10 +193,6 @@ class Sender:
             self._work.notify()
             self._sleeps = False  # afterwards: an interrupt in between would leave it asleep for good
 
-    def holds_up(self, queue: PartitionQueue) -> bool:
-        """Whether a queue's batches may wait for long, while those of other queues are sent."""
-        return queue.failing_since is not None or self._is_quiet()
-
     def drop(self, queue: PartitionQueue) -> None:
         """Forget a queue that has another leader now."""
         self._active.pop(queue, None)

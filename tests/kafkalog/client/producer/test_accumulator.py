@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from kafkalog.client.config import LONG_MAX
+from kafkalog.client.producer import accumulator as module
 from kafkalog.client.producer.accumulator import BATCH_COST, Accumulator
 from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.errors import BufferExhausted, Closed, DiskFull
@@ -152,20 +154,32 @@ def test_who_waits_for_a_batch_and_has_no_record_of_its_own_is_told_and_does_not
         assert accumulator.failures() == [batch]
 
 
-def test_the_first_failure_is_kept_however_many_follow_and_those_that_somebody_asked_for_make_room() -> None:
+def test_of_more_failures_than_are_kept_none_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sent the kept ones may ask for them later."""
+    monkeypatch.setattr(module, "_FAILURES_KEPT", 100)
     accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
     batches = [batch_of(accumulator, 100) for _ in range(250)]
     with accumulator.lock:
         for number, batch in enumerate(batches):
             batch.count = 1
             accumulator.finish([(batch, DiskFull(directory=f"/{number}"))])
-            if 0 < number < 150:
+            if 0 < number < 100:
                 batch.ask(0)
-        kept = accumulator.failures()
-        assert kept[0] is batches[0]
-        assert kept[1:] == batches[150:249], "a hundred are kept"
-        assert accumulator.take_failure(kept) is batches[0].error
-        assert accumulator.failures() == []
+        assert accumulator.failures() == [batches[0], *batches[100:199]], "those that were asked for made room"
+        for batch in batches[:199]:
+            batch.ask(0)
+        assert accumulator.take_failure(accumulator.failures()) is batches[199].error
+        assert accumulator.take_failure(accumulator.failures()) is None
+
+
+def test_the_usual_wait_is_that_of_the_last_acks() -> None:
+    accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
+    for error in (DiskFull(directory="/d"), None):
+        batch = batch_of(accumulator, 100)
+        batch.deadline = time.monotonic() + batch.queue.delivery_timeout_ms / 1000 - 64.0
+        with accumulator.lock:
+            accumulator.finish([(batch, error)])
+        assert accumulator.usual_wait == pytest.approx(0.0 if error else 1.0, abs=0.5)
 
 
 def test_what_failed_after_a_flush_began_is_for_the_next_one() -> None:

@@ -20,7 +20,9 @@ from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Message, Producer, TopicPartition
 from kafkalog.client.background import in_background
 from kafkalog.client.cluster import Cluster
+from kafkalog.client.producer import accumulator as accumulator_module
 from kafkalog.client.producer import mutex
+from kafkalog.client.producer import producer as module
 from kafkalog.client.producer.partitioner import partition_for_key
 from kafkalog.client.producer.queue import Batch, PartitionQueue
 from kafkalog.client.producer.sender import Sender
@@ -390,10 +392,13 @@ def test_what_rows_of_a_table_do_not_join_lingers_no_longer(cluster: LocalCluste
     assert values(read(cluster, made, 2)[1]) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("all_wait", [False, True])
 def test_rows_of_a_partition_that_is_held_up_do_not_keep_their_tables(
-    cluster: LocalCluster, admin: Admin, topic: str
+    cluster: LocalCluster, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch, all_wait: bool
 ) -> None:
-    """Each is a slice of the memory of all of its table's rows."""
+    """Each is a slice of the memory of all of its table's rows. If the others wait as long, they keep it anyway."""
+    monkeypatch.setattr(module, "_HELD_UP_SECONDS", -1.0)
+    monkeypatch.setattr(accumulator_module, "_USUAL_OF", 1 << 40)
     admin.create_topic(topic, partitions=10)
     value = os.urandom(2000)
     numbers = pa.array([row % 10 for row in range(1000)], pa.int32())
@@ -410,11 +415,12 @@ def test_rows_of_a_partition_that_is_held_up_do_not_keep_their_tables(
             ending.callback(let_go)
             with producer._accumulator.lock:
                 held.hold(NotEnoughReplicas(partition=topic, insync=[], least=1), math.inf)
+            producer._accumulator.usual_wait = 60.0 if all_wait else 0.0
             before = pa.total_allocated_bytes()
             for _ in range(20):
                 sent = producer.send_arrow(topic, pa.table({"value": pa.array([value] * 1000), "partition": numbers}))
                 waited_for(lambda runs=sent._runs: all(run.batch.done for run in runs[1:]))  # type: ignore[misc]
-            assert pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000
+            assert (pa.total_allocated_bytes() - before < 3 * 20 * 100 * 2000) is not all_wait
     found = read(cluster, topic, 20 * 1000 + 1)
     assert {partition: len(messages) for partition, messages in found.items()} == {
         partition: 2000 + (partition == 0) for partition in range(10)

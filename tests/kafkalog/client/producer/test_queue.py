@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -697,6 +698,21 @@ def test_rows_of_a_table_are_added_to_the_last_batch_while_it_was_not_sent() -> 
     assert following.sequence == 5
 
 
+def test_the_first_deadline_is_that_of_the_batch_that_waits_longest() -> None:
+    queue = make_queue()
+    assert queue.first_deadline == math.inf
+    for number, expected in enumerate((5.0, 5.0, 5.0)):
+        batch = Batch(queue, 0.0, 5.0 + number)
+        batch.add_rows(rows_of(1), 100)
+        queue.put(batch)
+        assert queue.first_deadline == expected
+        if number == 0:
+            assert queue.take(0.0, 1 << 20) == [batch]  # it is unacknowledged, and before those that are ready
+    queue = make_queue()
+    queue.start_batch(linger_until=1.0, deadline=9.0)
+    assert queue.first_deadline == 9.0
+
+
 def test_rows_with_one_time_and_rows_with_their_own_join() -> None:
     queue = make_queue()
     batch = add_table(queue, rows_of(2))
@@ -761,7 +777,7 @@ def test_a_failure_is_reported_unless_each_record_of_the_batch_was_asked_for() -
     queue = make_queue()
     batch = add_table(queue, rows_of(2))
     first = ManyDelivery([Run(batch, 0, 2)])
-    batch.done = True
+    batch.done, batch.error = True, DiskFull(directory="/d")
     assert not batch.is_observed
     first.exception(0)
     assert batch.is_observed
@@ -775,7 +791,7 @@ def test_a_failure_is_reported_unless_each_record_of_the_batch_was_asked_for() -
     records = queue.start_batch(0.0, TIMEOUT)
     records.add_records([b"v"] * 3, None, 1)
     queue.close_batch()
-    records.done = True
+    records.done, records.error = True, batch.error
     ManyDelivery([Run(records, 0, 2)]).exception(0)
     assert not records.is_observed
     alone = Delivery()

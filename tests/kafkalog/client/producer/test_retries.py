@@ -15,8 +15,6 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
-from kafkalog.client.background import in_background
-from kafkalog.client.producer import sender as sender_module
 from kafkalog.client.producer.queue import OnDelivery
 from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
 from kafkalog.records import RecordMetadata
@@ -248,34 +246,6 @@ def test_a_frozen_broker_is_given_up_after_the_request_timeout(own_cluster: Loca
     assert read_numbers(own_cluster, topic)[0] == [0, 1, 2]
 
 
-def test_a_broker_that_owes_an_answer_for_long_holds_up_its_partitions_and_a_backlog_does_not(
-    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of tables are copied for a partition that is held up. They were for one whose oldest rows had waited for a
-    second, as all do that come to a full buffer."""
-    monkeypatch.setattr(sender_module, "QUIET_SECONDS", 0.5)
-    create(cluster, topic)
-    with (
-        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
-        Producer(through, linger_ms=60_000) as producer,
-    ):
-        lingering = producer.send(topic, b"0", partition=0)
-        queue = producer._routes[topic].queues[0]
-        sender = producer._senders[queue.leader]
-        with monkeypatch.context() as patched:
-            patched.setattr(sender_module, "QUIET_SECONDS", 0.0)
-            assert not sender.holds_up(queue), "no answer is owed"
-        lingering.result(30)
-        proxy.hold_answers()
-        owed = producer.send(topic, b"1", partition=0)
-        in_background(owed.result)
-        waited_for(lambda: sender.holds_up(queue))
-        assert queue.failing_since is None
-        proxy.cut()
-        owed.result(30)
-        assert not sender.holds_up(queue)
-
-
 @pytest.mark.parametrize("how", ["send", "send_many", "send_arrow"])
 def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
     cluster: LocalCluster, topic: str, how: str
@@ -293,8 +263,10 @@ def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
             return producer.send_arrow(topic, pa.table({"value": [value]}), partition=0)
 
         proxy.hold_answers()
-        send(b"nobody asks")
-        assert isinstance(send(b"asked").exception(30), DeliveryTimedOut)
+        lost, asked = send(b"nobody asks"), send(b"asked")
+        [batch] = {each._batch if how == "send" else each._runs[0].batch for each in (lost, asked)}
+        assert isinstance(asked.exception(30), DeliveryTimedOut)
+        assert batch.count == 2
         with pytest.raises(DeliveryTimedOut):
             producer.flush()
         producer.flush()
