@@ -276,6 +276,6 @@ def test_neither_commit_nor_abort_change_what_was_written_at_least_once(
 ) -> None:
     admin.create_topic(topic)
     writer = BatchWriter(VALUES, at_least_once, overwrite=False)
-    for end in (writer.commit, writer.abort):
-        end([writer.write(iter([batch_of(["v"])])), None])
+    for end, more in ((writer.commit, []), (writer.abort, [None])):
+        end([writer.write(iter([batch_of(["v"])])), *more])
     assert len(messages_in(topic)) == 2
