@@ -39,7 +39,7 @@ def _local() -> float:
         return seconds(start)
     finally:
         if process is not None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             process.communicate()
 
 

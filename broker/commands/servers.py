@@ -67,6 +67,7 @@ def local(brokers: int, data: Path | None, port: int, config: dict[str, str], no
     with (
         _naming_the_option(port),
         LocalCluster(brokers=brokers, data=data, port=port, settings=config) as cluster,
+        StopRequest() as stop,  # before it is said that the cluster serves
     ):
         click.echo(f"bootstrap servers: {cluster.bootstrap_servers}")
         click.echo(f"ZooKeeper: {cluster.zookeeper_connect}")
@@ -74,10 +75,9 @@ def local(brokers: int, data: Path | None, port: int, config: dict[str, str], no
         click.echo("Ctrl-C stops it")
         sys.stdout.flush()
         supervisor = Supervisor(cluster, lambda sentence: click.echo(sentence, err=True), restart=not no_restart)
-        with StopRequest() as stop:
-            while not stop.wait(_LOOK_SECONDS):
-                supervisor.look()
-            cluster.close()  # inside the handler: a second Ctrl-C does not interrupt it
+        while not stop.wait(_LOOK_SECONDS):
+            supervisor.look()
+        cluster.close()  # inside the handler: a second Ctrl-C does not interrupt it
 
 
 @click.command(
