@@ -100,7 +100,7 @@ def test_a_notebook_runs_to_its_end_draws_and_says_what_is_committed_of_it(path:
 @each_notebook
 def test_what_is_committed_of_a_notebooks_run_is_small_and_names_no_machine(path: Path) -> None:
     outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
-    bytes_max = 700_000 if path.stem == "benchmarks" else 100_000  # that is plots alone
+    bytes_max = 300_000 if path.stem == "benchmarks" else 100_000  # that is plots alone
     assert outputs and len(json.dumps(outputs)) < bytes_max
     text = "".join(output.get("text") or output.data["text/plain"] for output in outputs)
     assert not re.findall(r"(?<![\w.])/(?:home|root|Users|tmp|usr|opt|var|work)\b|hostname|localhost", text)

@@ -2,7 +2,8 @@
 
 `send` puts a record into its batch in the event loop's thread, which waits for nothing. What may wait (the first record
 to a topic, a table, a flush) is called in a thread of its own; room in a full buffer is waited for on the event loop.
-Nothing is kept for a record but its handle. Awaited, it waits for a future that all handles of its batch share.
+Nothing is kept for a record but its handle and, until its batch is done, that it is awaited. Awaited, it waits for a
+future that all handles of its batch share.
 
 Everything that is kept here belongs to the event loop's thread, but `_done` and `_is_woken`.
 """

@@ -251,8 +251,10 @@ def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
     cluster: LocalCluster, topic: str, how: str
 ) -> None:
     create(cluster, topic)
-    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
-        producer = Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500) as producer,
+    ):
         producer.send(topic, b"", partition=0).result(30)
 
         def send(value: bytes) -> Any:
@@ -271,13 +273,14 @@ def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
             producer.flush()
         producer.flush()
         proxy.cut()
-        producer.close()
 
 
 def test_each_of_two_flushes_tells_of_the_failures_that_it_waited_for(cluster: LocalCluster, topic: str) -> None:
     create(cluster, topic)
-    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
-        producer = Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, linger_ms=1000, delivery_timeout_ms=1000, request_timeout_ms=500) as producer,
+    ):
         producer.send(topic, b"", partition=0).result(30)
         proxy.hold_answers()
         for partition in range(2):
@@ -295,7 +298,6 @@ def test_each_of_two_flushes_tells_of_the_failures_that_it_waited_for(cluster: L
         join_all(threads, 60)
         assert len(told) == 2
         proxy.cut()
-        producer.close()
 
 
 def test_a_topic_created_again_gets_what_is_sent_to_its_name(cluster: LocalCluster, topic: str) -> None:
