@@ -16,8 +16,11 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -45,6 +48,8 @@ BENCHMARKS = (
     "start",
 )
 
+_FREE_BYTES = 45e9
+
 
 def machine() -> dict[str, object]:
     model = platform.processor() or platform.machine()
@@ -70,16 +75,14 @@ def code() -> str:
     return commit + "+" * bool(changed)
 
 
-def lines(names: Iterable[str], scale: float, how: str = "") -> Iterable[dict[str, object]]:
-    """One dict a figure, of each benchmark in turn; `how` is what was given before its name."""
-    of_code = code()
-    for name in names:
-        of_run = {"date": time.strftime("%Y-%m-%d"), "command": f"./run bench {how}{name}", "code": of_code}
-        try:
-            for figure in importlib.import_module(f"bench.{name}").run(scale):
-                yield {"benchmark": name, **figure, "scale": scale, **machine(), **of_run}
-        except NotAvailable as reason:
-            yield {"benchmark": name, "skipped": str(reason), **of_run}
+def lines(name: str, scale: float, how: str = "") -> Iterable[dict[str, object]]:
+    """One dict a figure of a benchmark; `how` is what was given before its name."""
+    of_run = {"date": time.strftime("%Y-%m-%d"), "command": f"./run bench {how}{name}", "code": code()}
+    try:
+        for figure in importlib.import_module(f"bench.{name}").run(scale):
+            yield {"benchmark": name, **figure, "scale": scale, **machine(), **of_run}
+    except NotAvailable as reason:
+        yield {"benchmark": name, "skipped": str(reason), **of_run}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,17 +104,36 @@ def main(arguments: list[str] | None = None) -> int:
     unpublished = [name for name in given.names if given.peers and name not in report.PEERS]
     if unpublished:
         parser.error(f"no page shows the figures of '{unpublished[0]}'; --peers is for {', '.join(report.PEERS)}")
-    measured = []
-    names = given.names or (report.PEERS if given.peers else BENCHMARKS)
-    for line in lines(names, given.scale, "--peers " if given.peers else ""):
-        print(json.dumps(line), flush=True)
-        measured.append(line)
-        if given.peers and line["benchmark"] != (last := measured[0]["benchmark"]):
-            publish([each for each in measured if each["benchmark"] == last])
-            measured = [line]
-    if given.peers:
-        publish(measured)
-    return 0
+    if given.peers and (lacks := _lacks()):
+        parser.error(lacks)
+    failed = False
+    for name in given.names or (report.PEERS if given.peers else BENCHMARKS):
+        measured = []
+        try:
+            for line in lines(name, given.scale, "--peers " if given.peers else ""):
+                print(json.dumps(line), flush=True)
+                measured.append(line)
+        except Exception:  # whatever its peers do: it is printed, and those that follow are measured
+            print(f"bench: {name} has failed; its figures are not kept", file=sys.stderr)
+            traceback.print_exc()
+            failed = True
+            continue
+        if given.peers:
+            publish(measured)
+    return 1 if failed else 0
+
+
+def _lacks() -> str | None:
+    """Why what is published cannot be measured here, if so."""
+    folder = Path(tempfile.gettempdir())
+    mounts = [each for each in psutil.disk_partitions(all=True) if folder.is_relative_to(each.mountpoint)]
+    if max(mounts, key=lambda each: len(each.mountpoint)).fstype == "tmpfs":
+        return f"{folder} is in memory, and the disk has to take what is written: set TMPDIR to a folder on one"
+    if (free := psutil.disk_usage(str(folder)).free) < _FREE_BYTES:
+        return (
+            f"{folder} has {free / 1e9:.0f} GB free, of {_FREE_BYTES / 1e9:.0f} that are needed: set TMPDIR to another"
+        )
+    return None
 
 
 def publish(measured: list[dict[str, object]]) -> None:
@@ -119,7 +141,9 @@ def publish(measured: list[dict[str, object]]) -> None:
     from bench import plots
     from docs import generate
 
-    report.keep(measured)
+    if not report.keep(measured):
+        missing = "; ".join(str(line["skipped"]) for line in measured if "skipped" in line)
+        print(f"bench: the figures of before stay, which have those of all peers: {missing}", file=sys.stderr)
     plots.draw()
     generate.main()
 

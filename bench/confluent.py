@@ -22,10 +22,10 @@ import confluent_kafka
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 
-from bench.measure import by_turns, figure, seconds
+from bench.measure import all_there, by_turns, figure, records_in, seconds
 from bench.peers.jars import patience_seconds
 from bench.peers.kafka import SERVER, SERVER_VERSION, KafkaServer, kafka_jars
-from bench.peers.librdkafka import TUNED_CONSUMER, make_topic
+from bench.peers.librdkafka import TUNED_CONSUMER, end_offsets, make_topic
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer
 
@@ -45,7 +45,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     with (
         KafkaServer(kafka_jars(SERVER, patience_seconds(scale)), {}) as kafka,
-        LocalCluster(brokers=1) as cluster,
+        LocalCluster(durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
     ):
         admin.create_topic(TOPIC, partitions=PARTITIONS)
@@ -59,6 +59,8 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         _fill(
             confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20}), values, records
         )
+        all_there(records_in(admin, TOPIC, PARTITIONS), records, "kafkalog's topic")
+        all_there(end_offsets(kafka.bootstrap_servers, TOPIC, PARTITIONS), records, "Kafka's topic")
 
         def ours(read: Read) -> float:
             with Consumer(cluster.bootstrap_servers, group=f"g{next(_groups)}", auto_offset_reset="earliest") as reader:
@@ -142,9 +144,11 @@ def _keyed(
 ) -> Iterator[dict[str, object]]:
     """Rows a second by key into many partitions; both sides' defaults but for acks=1, and linger of `tuned`."""
     topic, partitions = f"{TOPIC}-keyed", MANY_PARTITIONS if scale >= 0.1 else 50
-    in_tables, one_by_one = max(100_000, int(2_000_000 * scale)), max(10_000, int(300_000 * scale))
+    in_tables = max(100_000, int(2_000_000 * scale)) // KEYS * KEYS
+    one_by_one = max(10_000, int(300_000 * scale)) // BATCH * BATCH
     admin.create_topic(topic, partitions=partitions)
     make_topic(kafka_admin, topic, partitions)
+    sent = {"kafkalog": 0, "kafka": 0}
     values = [os.urandom(RECORD_BYTES) for _ in range(BATCH)]
     keys = [[str(number * 7919 % KEYS).encode() for number in range(at, at + BATCH)] for at in range(0, KEYS, BATCH)]
     small = [pa.record_batch([pa.array(some, pa.binary()), pa.array(values)], names=["key", "value"]) for some in keys]
@@ -158,6 +162,7 @@ def _keyed(
                     producer.send_arrow(topic, tables[number % len(tables)])
                 producer.flush()
 
+            sent["kafkalog"] += in_tables
             return seconds(send)
 
     def ours() -> float:
@@ -169,6 +174,7 @@ def _keyed(
                         producer.send(topic, value, key)
                 producer.flush()
 
+            sent["kafkalog"] += one_by_one
             return seconds(send)
 
     def of_confluent(settings: Mapping[str, Any]) -> float:
@@ -181,6 +187,7 @@ def _keyed(
                 producer.poll(0)
             producer.flush()
 
+        sent["kafka"] += one_by_one
         return seconds(send)
 
     room = {"queue.buffering.max.messages": one_by_one + 1}
@@ -194,6 +201,8 @@ def _keyed(
         },
         scale,
     )
+    all_there(records_in(admin, topic, partitions), sent["kafkalog"], "kafkalog's topic by key")
+    all_there(end_offsets(kafka.bootstrap_servers, topic, partitions), sent["kafka"], "Kafka's topic by key")
     for name, times in taken.items():
         records = in_tables if name.startswith("send_arrow") else one_by_one
         each = [records / each for each in times]

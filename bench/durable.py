@@ -35,7 +35,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     counts = {name: max(50, records) for name, records in counts.items()}
     with (
         KafkaServer(kafka_jars(SERVER, patience_seconds(scale)), {"log.flush.interval.messages": 1}) as kafka,
-        LocalCluster(brokers=1) as cluster,
+        LocalCluster(durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
     ):
         admin.create_topic(TOPIC, partitions=PARTITIONS, config={"flush.messages": 1})

@@ -106,11 +106,11 @@ _RDKAFKA = "paper/produce, Kafka, confluent-kafka"
 _ALL_OF_RDKAFKA = tuple(f"{_RDKAFKA}, {each}" for each in ("defaults", "batches of 50", "tuned"))
 _TO_QUEUES = {
     "RabbitMQ": tuple(f"paper/produce, RabbitMQ, {each}" for each in ("tuned", "1,000 unconfirmed")),
-    "ActiveMQ": tuple(f"paper/produce, ActiveMQ, {each}" for each in ("tuned", "defaults", "transactions of 50")),
+    "ActiveMQ": tuple(f"paper/produce, ActiveMQ, {each}" for each in ("tuned", "one by one", "transactions of 50")),
 }
 _FROM_QUEUES = {
     "RabbitMQ": tuple(f"paper/consume, RabbitMQ, {each}" for each in ("tuned", "1,000 unacknowledged")),
-    "ActiveMQ": tuple(f"paper/consume, ActiveMQ, {each}" for each in ("tuned", "defaults")),
+    "ActiveMQ": tuple(f"paper/consume, ActiveMQ, {each}" for each in ("tuned", "an ack for each")),
 }
 
 GOALS: tuple[Goal, ...] = (
@@ -197,9 +197,15 @@ GOALS: tuple[Goal, ...] = (
         for rows in (100_000, 10_000)
     ),
     Goal(
-        "messages, over librdkafka's consume(10000), tuned",
+        "messages of four partitions, consume(10000), over librdkafka's, tuned",
         "confluent/consume(10000), kafkalog",
         ("confluent/consume(10000), confluent-kafka tuned",),
+        2.0,
+    ),
+    Goal(
+        "messages of one partition, over librdkafka's consume(10000), tuned",
+        "paper/consume, kafkalog, messages",
+        ("paper/consume, Kafka, confluent-kafka, tuned",),
         2.0,
     ),
     Goal(

@@ -2,8 +2,8 @@
 
 Both sides have one broker on this machine, no compression, and leave the disk to the operating system. The connector is
 measured at its `defaults`, and `tuned`: it waits for the leader's ack (acks=1), lingers 5 ms, puts 1 MB into a request
-and has 64 MiB of room, and its batches may fill a request: its own 16 KB were made for records that come one by one; to
-read, it takes up to 4 MiB of a partition and 8 MiB at once, and hands out 10,000 records at a time instead of 500.
+and has 256 MiB of room, and its batches may fill a request: its own 16 KB were made for records that come one by one;
+to read, it takes up to 4 MiB of a partition and 8 MiB at once, and hands out 10,000 records at a time instead of 500.
 kafkalog's clients are at their defaults.
 
 Beside them are the limits that Spark sets a data source in Python: one that makes the same rows in memory, and a writer
@@ -24,10 +24,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measure import figure, fresh_topic, interleaved
+from bench.measure import all_there, by_turns, figure, fresh_topic, interleaved, records_in, seconds
 from bench.peers.connector import BROKER, CONNECTOR_DEFAULTS, CONNECTOR_TUNED, CONSUMER, PRODUCER, KafkaTopics
 from bench.peers.jars import patience_seconds
 from bench.peers.kafka import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
+from bench.peers.librdkafka import end_offsets
 from bench.spark_read import to_noop
 from bench.spark_session import WARMUPS, spark_session
 from bench.spark_write import DELIVERIES
@@ -46,7 +47,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, BROKER) as kafka,
-        LocalCluster() as cluster,
+        LocalCluster(durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
@@ -54,8 +55,9 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         sides = Sides(spark, kafka, topics, cluster, admin, {CONNECTOR_DEFAULTS: {}, CONNECTOR_TUNED: PRODUCER}, scale)
         yield from sides.written("write, deleted", 5_000_000, PARTITIONS, warmups=WARMUPS, is_limit_measured=True)
         yield from sides.written("write, kept", 5_000_000, PARTITIONS, is_kept=True)
-        for partitions in (PARTITIONS, MANY_PARTITIONS):
-            yield from sides.written(f"write by key, {partitions} partitions", 2_000_000, partitions, is_keyed=True)
+        for partitions, warmups in ((PARTITIONS, WARMUPS), (MANY_PARTITIONS, 1)):
+            what = f"write by key, {partitions} partitions"
+            yield from sides.written(what, 2_000_000, partitions, is_keyed=True, warmups=warmups)
         yield from sides.read()
 
 
@@ -104,7 +106,7 @@ class Sides:
         is_limit_measured: bool = False,
         warmups: int = 1,
     ) -> Iterator[dict[str, object]]:
-        """Rows a second of each side."""
+        """Rows a second of each side. After each run its rows are counted."""
         rows = self._count(rows)
         frame = rows_to_write(self._spark, rows, is_keyed)
 
@@ -113,19 +115,25 @@ class Sides:
                 self._delete()
             self._make(partitions)
 
-        def save_ours(delivery: str) -> None:
-            _save(frame, "kafkalog", {**self._ours, "topic": self._current, "delivery": delivery})
+        def save_ours(delivery: str) -> float:
+            options = {**self._ours, "topic": self._current, "delivery": delivery}
+            taken = seconds(partial(_save, frame, "kafkalog", options))
+            all_there(self._in_ours(partitions), rows, self._current)
+            return taken
 
-        def save_theirs(options: Mapping[str, str]) -> None:
-            _save(frame, "kafka", {**self._theirs, **options, "topic": self._topics.current})
+        def save_theirs(options: Mapping[str, str]) -> float:
+            options = {**self._theirs, **options, "topic": self._topics.current}
+            taken = seconds(partial(_save, frame, "kafka", options))
+            all_there(self._in_theirs(partitions), rows, self._topics.current)
+            return taken
 
-        candidates: dict[str, Callable[[], None]] = {
+        candidates: dict[str, Callable[[], float]] = {
             **{each: partial(save_ours, each) for each in DELIVERIES},
             **{name: partial(save_theirs, options) for name, options in self._connector.items()},
         }
         if is_limit_measured:
-            candidates["discarding writer"] = lambda: _save(frame, "memory_benchmark", {})
-        times = interleaved(candidates, self._scale, warmups=warmups, before=renew)
+            candidates["discarding writer"] = lambda: seconds(partial(_save, frame, "memory_benchmark", {}))
+        times = by_turns(candidates, self._scale, warmups=warmups, before=renew)
         self._delete()
         yield from self._figures(what, times, rows, partitions)
 
@@ -168,7 +176,7 @@ class Sides:
             CONNECTOR_DEFAULTS: to_noop(self._reader("kafka")),
             CONNECTOR_TUNED: to_noop(self._reader("kafka", CONSUMER)),
         }
-        times = interleaved(candidates, self._scale)
+        times = interleaved(candidates, self._scale, warmups=WARMUPS)
         yield from self._figures(f"read, {MANY_PARTITIONS} partitions", times, rows, MANY_PARTITIONS)
         self._delete()
 
@@ -183,6 +191,14 @@ class Sides:
         spread = spread.selectExpr("value", f"cast(monotonically_increasing_id() % {partitions} AS int) AS partition")
         _save(spread, "kafkalog", {**self._ours, "topic": self._current})
         _save(spread, "kafka", {**self._theirs, **PRODUCER, "topic": self._topics.current})
+        all_there(self._in_ours(partitions), rows, self._current)
+        all_there(self._in_theirs(partitions), rows, self._topics.current)
+
+    def _in_ours(self, partitions: int) -> int:
+        return records_in(self._admin, self._current, partitions)
+
+    def _in_theirs(self, partitions: int) -> int:
+        return end_offsets(self._theirs["kafka.bootstrap.servers"], self._topics.current, partitions)
 
     def _make(self, partitions: int) -> None:
         self._current = f"written-{next(self._numbers)}"

@@ -30,7 +30,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, {**BROKER, **REPLICATED}, BROKERS) as kafka,
-        LocalCluster(brokers=BROKERS) as cluster,
+        LocalCluster(BROKERS, durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):

@@ -29,10 +29,11 @@ import confluent_kafka
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.measure import by_turns, figure, seconds
-from bench.peers.connector import BROKER, CONNECTOR_DEFAULTS, CONNECTOR_TUNED, PRODUCER, KafkaTopics
+from bench.measure import all_there, by_turns, figure, records_in, seconds
+from bench.peers.connector import BROKER, CONNECTOR_DEFAULTS, CONNECTOR_TUNED, CONSUMER, PRODUCER, KafkaTopics
 from bench.peers.jars import patience_seconds
-from bench.peers.kafka import CONNECTOR, SERVER, KafkaServer, kafka_jars
+from bench.peers.kafka import CONNECTOR, CONNECTOR_VERSION, SERVER, SERVER_VERSION, KafkaServer, kafka_jars
+from bench.peers.librdkafka import end_offsets
 from bench.spark_session import spark_session
 from bench.spark_write import DELIVERIES
 from broker.local import LocalCluster
@@ -47,6 +48,7 @@ PERCENTILES = (50.0, 99.0, 99.9)
 _WARMUP_SECONDS = 5.0
 _MEASURED_SECONDS = 12.0
 _ARRIVED_WITHIN_SECONDS = 120.0
+_OF_KAFKA = (CONNECTOR_DEFAULTS, CONNECTOR_TUNED)
 _NUMBER = struct.Struct("<q")
 
 Send = Callable[[bytes], object]
@@ -62,12 +64,14 @@ class Side(ABC):
         where: the brokers, as an option of source and sink.
         sinks: options of the sink by name.
         reading: options of the source.
+        is_for_latency: whether these options are of no use where much lies ready.
     """
 
     format_name: str
     where: Mapping[str, str]
     sinks: Mapping[str, Mapping[str, str]]
     reading: Mapping[str, str] = {}
+    is_for_latency = False
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -80,6 +84,10 @@ class Side(ABC):
     @abstractmethod
     def make(self) -> str:
         """A new topic's name."""
+
+    @abstractmethod
+    def count(self, topic: str) -> int:
+        """How many records it has."""
 
     @abstractmethod
     def fill(self, topic: str, values: list[bytes]) -> None:
@@ -107,6 +115,9 @@ class OfKafkalog(Side):
         topic = f"{type(self).__name__}-{next(self._numbers)}"
         self._admin.create_topic(topic, partitions=PARTITIONS)
         return topic
+
+    def count(self, topic: str) -> int:
+        return records_in(self._admin, topic, PARTITIONS)
 
     def fill(self, topic: str, values: list[bytes]) -> None:
         with Producer(self._servers) as producer:
@@ -139,6 +150,7 @@ class OfTunedFormat(OfKafkalog):
 
     sinks: Mapping[str, Mapping[str, str]] = {f"{each}, tuned": {"delivery": each} for each in DELIVERIES}
     reading = TUNED_READING
+    is_for_latency = True
 
 
 class OfTunedWriteStream(OfWriteStream):
@@ -146,14 +158,12 @@ class OfTunedWriteStream(OfWriteStream):
 
     sinks: Mapping[str, Mapping[str, str]] = {f"{each}, write_stream tuned": {"delivery": each} for each in DELIVERIES}
     reading = TUNED_READING
+    is_for_latency = True
 
 
 class OfKafka(Side):
     format_name = "kafka"
-    sinks: Mapping[str, Mapping[str, str]] = {
-        CONNECTOR_DEFAULTS: {},
-        CONNECTOR_TUNED: {**PRODUCER, "kafka.linger.ms": "0"},
-    }
+    sinks: Mapping[str, Mapping[str, str]] = {CONNECTOR_DEFAULTS: {}}
 
     def __init__(self, kafka: KafkaServer, topics: KafkaTopics) -> None:
         super().__init__()
@@ -163,6 +173,9 @@ class OfKafka(Side):
     def make(self) -> str:
         self._topics.make(PARTITIONS)
         return self._topics.current
+
+    def count(self, topic: str) -> int:
+        return end_offsets(self._servers, topic, PARTITIONS)
 
     def fill(self, topic: str, values: list[bytes]) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self._servers})
@@ -191,22 +204,30 @@ class OfKafka(Side):
             consumer.close()
 
 
+class OfTunedKafka(OfKafka):
+    """With larger batches, fetches and buffers, on both sides of the stream."""
+
+    sinks: Mapping[str, Mapping[str, str]] = {CONNECTOR_TUNED: {**PRODUCER, "kafka.linger.ms": "0"}}
+    reading = CONSUMER
+
+
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     patience = patience_seconds(scale)
     server_jars, connector_jars = kafka_jars(SERVER, patience), kafka_jars(CONNECTOR, patience)
     with (
         KafkaServer(server_jars, BROKER) as kafka,
-        LocalCluster(brokers=1) as cluster,
+        LocalCluster(durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
         spark_session({"spark.jars": ",".join(connector_jars)}) as spark,
     ):
         kinds = OfKafkalog, OfWriteStream, OfTunedFormat, OfTunedWriteStream
         ours = [kind(cluster, admin) for kind in kinds]
-        sides = (*ours, OfKafka(kafka, KafkaTopics(spark, kafka.bootstrap_servers)))
+        topics = KafkaTopics(spark, kafka.bootstrap_servers)
+        sides = (*ours, OfKafka(kafka, topics), OfTunedKafka(kafka, topics))
         streams = {name: (side, options) for side in sides for name, options in side.sinks.items()}
         yield from _latencies(spark, streams, scale)
-        untuned = {name: each for name, each in streams.items() if not each[0].reading}
-        yield from _throughputs(spark, untuned, scale)  # where there is much, there are as many splits
+        large = {name: each for name, each in streams.items() if not each[0].is_for_latency}
+        yield from _throughputs(spark, large, scale)
 
 
 def _latencies(
@@ -225,6 +246,7 @@ def _latencies(
                 [1000 * each[number] for each in rounds],
                 seconds=measured,
                 record_bytes=RECORD_BYTES,
+                **_versions(name),
             )
 
 
@@ -268,7 +290,10 @@ def _take(arriving: Arrived, arrived: dict[int, float], records: int, within_sec
     deadline = time.perf_counter() + within_seconds
     while len(arrived) < records:
         for value in arriving():
-            arrived.setdefault(_NUMBER.unpack_from(value)[0], time.perf_counter())
+            number = _NUMBER.unpack_from(value)[0]
+            if number in arrived:
+                raise RuntimeError(f"record {number} has arrived twice")
+            arrived[number] = time.perf_counter()
         if time.perf_counter() > deadline:
             raise RuntimeError(f"{records - len(arrived)} of {records} records have not arrived")
 
@@ -306,10 +331,14 @@ def _throughputs(
     for side, topic in sources.items():
         for start in range(0, records, len(values)):
             side.fill(topic, values[: records - start])
+        all_there(side.count(topic), records, topic)
 
     def copy(side: Side, options: Mapping[str, str]) -> float:
-        with _stream(spark, side, options, sources[side], side.make(), maxOffsetsPerTrigger=str(a_batch)) as query:
-            return seconds(query.processAllAvailable)
+        target = side.make()
+        with _stream(spark, side, options, sources[side], target, maxOffsetsPerTrigger=str(a_batch)) as query:
+            taken = seconds(query.processAllAvailable)
+        all_there(side.count(target), records, target)
+        return taken
 
     taken = by_turns({name: partial(copy, side, options) for name, (side, options) in streams.items()}, scale)
     for name, times in taken.items():
@@ -320,4 +349,9 @@ def _throughputs(
             records=records,
             records_a_micro_batch=a_batch,
             record_bytes=RECORD_BYTES,
+            **_versions(name),
         )
+
+
+def _versions(name: str) -> Mapping[str, str]:
+    return {"kafka": SERVER_VERSION, "connector": CONNECTOR_VERSION} if name in _OF_KAFKA else {}

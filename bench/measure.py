@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from broker.local import LocalCluster
-from kafkalog import Admin
+from kafkalog import Admin, TopicPartition
 
 Measured = TypeVar("Measured")
 
@@ -52,7 +52,7 @@ def by_turns(
 
     Args:
         scale: of the whole benchmark; below a tenth one run of each is enough, for its figures mean nothing.
-        warmups: how many are not counted; with Spark three, for its first runs are those in which Java compiles.
+        warmups: how many are not counted; in Spark's first series of a kind three, for in its first runs Java compiles.
         before: called before every run, its time not counted.
     """
     if scale < 0.1:
@@ -100,6 +100,18 @@ def looked_for(event: Callable[[], bool], within_seconds: float, otherwise: str)
         # Servers, ours and Kafka's, push nothing to clients: not that files are unlinked, a broker is registered, or
         # replicas are in sync. So this looks again; 10 ms are the resolution of what is timed by it, in seconds.
         time.sleep(0.01)
+
+
+def all_there(found: int, wanted: int, what: str) -> None:
+    """Raises RuntimeError: records are missing, or there twice."""
+    if found != wanted:
+        raise RuntimeError(f"{what} has {found} records, of {wanted} that were written")
+
+
+def records_in(admin: Admin, topic: str, partitions: int) -> int:
+    """How many records a topic of kafkalog's has, by its end offsets."""
+    places = [TopicPartition(topic, partition) for partition in range(partitions)]
+    return sum(each.offset or 0 for each in admin.list_offsets(dict.fromkeys(places, "latest")).values())
 
 
 def rate(count: int, times: list[float]) -> float:

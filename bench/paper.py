@@ -5,13 +5,17 @@ Each way to produce or consume is at its `defaults`, or `tuned`: as fast as its 
 left to the operating system, as all of the paper's were. A topic or queue has one partition, as in the paper, and is
 made anew for each run of a producer. What runs wrote is kept until the end, so that the disk has to take all of it;
 `deleted` are runs for which what the one before wrote is deleted, which favours the system that writes back later.
-Consumers of the two logs read, again and again, what a producer wrote at its defaults. A million messages, where the
-paper had ten: with the slow ones by turns, that takes half an hour.
+Consumers of the two logs read, again and again, what a producer wrote at its defaults. A million messages, five to
+consume from the logs, where the paper had ten: with the slow ones by turns, that takes half an hour. Java has compiled
+its clients before they are timed, by messages of the same run that are not counted. After each run of a producer the
+messages are counted.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,7 +29,7 @@ from confluent_kafka import Consumer as LibrdkafkaConsumer
 from confluent_kafka import Producer as LibrdkafkaProducer
 from confluent_kafka.admin import AdminClient
 
-from bench.measure import NotAvailable, by_turns, figure, seconds
+from bench.measure import NotAvailable, all_there, by_turns, figure, records_in, seconds
 from bench.peers import activemq, rabbitmq
 from bench.peers.jars import patience_seconds
 from bench.peers.kafka import (
@@ -37,7 +41,14 @@ from bench.peers.kafka import (
     kafka_jars,
     producer_performance,
 )
-from bench.peers.librdkafka import TUNED_CONSUMER, TUNED_PRODUCER, delete_topic, make_topic, produce_all
+from bench.peers.librdkafka import (
+    TUNED_CONSUMER,
+    TUNED_PRODUCER,
+    delete_topic,
+    end_offsets,
+    make_topic,
+    produce_all,
+)
 from bench.peers.queues import QueuePeer
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
@@ -50,6 +61,8 @@ _KAFKA_BATCH_BYTES = BATCH * (RECORD_BYTES + 8) + 61
 Client = Callable[[int], float]
 """Given how many messages to produce or consume, returns the seconds that they took."""
 
+_WARMUP = 10_000
+"""Messages by which Java's clients get warm, of ten thousand and more."""
 _SINGLE = "batches of 1"
 _SHARE_OF_SINGLE = 0.05
 """Of the messages, so that those who make a batch of each do not take minutes."""
@@ -60,7 +73,7 @@ class System(ABC):
 
     Attributes:
         name, version: of the system.
-        share: how many of the benchmark's messages are enough for it.
+        share, consumed_share: how many of the benchmark's messages are enough for it, to produce and to consume.
         data: its folder.
         current: the topic or queue to use.
         producers, consumers: ways to use it, by name. The first producer makes what the consumers read.
@@ -70,6 +83,7 @@ class System(ABC):
     name: str
     version: str
     share = 1.0
+    consumed_share = 5.0
     data: Path
     producers: Mapping[str, Client]
     consumers: Mapping[str, Client]
@@ -115,14 +129,18 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 system.renew(is_deleted)
                 return client(messages)
 
-            yield from _figures("produce" + ", deleted" * is_deleted, clients, renew_and_run, records, scale)
+            shares = {system: system.share for system in systems}
+            yield from _figures("produce" + ", deleted" * is_deleted, clients, renew_and_run, records, shares, scale)
             for system in () if is_deleted else systems:  # before anything is deleted: its files may go at any time
                 yield from _sizes(system, int(records * system.share))
         for system in systems:
             system.renew(False)
-            system.fill(int(records * system.share))
+            system.fill(int(records * system.consumed_share))
         clients = {(system, name): client for system in systems for name, client in system.consumers.items()}
-        yield from _figures("consume", clients, lambda system, client, messages: client(messages), records, scale)
+        shares = {system: system.consumed_share for system in systems}
+        yield from _figures(
+            "consume", clients, lambda system, client, messages: client(messages), records, shares, scale
+        )
 
 
 def _figures(
@@ -130,10 +148,11 @@ def _figures(
     clients: Mapping[tuple[System, str], Client],
     timed: Callable[[System, Client, int], float],
     records: int,
+    of_systems: Mapping[System, float],
     scale: float,
 ) -> Iterator[dict[str, object]]:
     """Messages a second of each client."""
-    shares = {key: key[0].share * (_SHARE_OF_SINGLE if key[1].endswith(_SINGLE) else 1.0) for key in clients}
+    shares = {key: of_systems[key[0]] * (_SHARE_OF_SINGLE if key[1].endswith(_SINGLE) else 1.0) for key in clients}
     counts = {key: max(500, int(records * share)) for key, share in shares.items()}
     seconds_a_message = {
         f"{key[0].name}, {key[1]}": lambda key=key, client=client: timed(key[0], client, counts[key]) / counts[key]
@@ -173,7 +192,7 @@ class Kafkalog(System):
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
         super().__init__()
-        self._cluster = stack.enter_context(LocalCluster(brokers=1))
+        self._cluster = stack.enter_context(LocalCluster(durable=True))
         self._servers = self._cluster.bootstrap_servers
         self._admin = stack.enter_context(Admin(self._servers))
         self._values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
@@ -192,6 +211,11 @@ class Kafkalog(System):
             for records in (BATCH, 1000)
         }
 
+    def _timed(self, send: Callable[[], object], messages: int) -> float:
+        taken = seconds(send)
+        all_there(records_in(self._admin, self.current, 1), messages, self.current)
+        return taken
+
     def _make(self, topic: str) -> None:
         self._admin.create_topic(topic, partitions=1)
 
@@ -207,7 +231,7 @@ class Kafkalog(System):
                         send_one(topic, value)
                 producer.flush()
 
-        return seconds(send)
+        return self._timed(send, messages)
 
     def _send_many(self, messages: int) -> float:
         def send() -> None:
@@ -217,7 +241,7 @@ class Kafkalog(System):
                         producer.send_many(self.current, values)
                 producer.flush()
 
-        return seconds(send)
+        return self._timed(send, messages)
 
     def _send_arrow(self, messages: int) -> float:
         rows = pa.record_batch([pa.array(self._values, pa.binary())], names=["value"])
@@ -228,7 +252,7 @@ class Kafkalog(System):
                     producer.send_arrow(self.current, rows.slice(0, messages - start))
                 producer.flush()
 
-        return seconds(send)
+        return self._timed(send, messages)
 
     def _messages(self, messages: int) -> float:
         def read() -> None:
@@ -283,6 +307,10 @@ class Kafka(System):
         self._admin = AdminClient(dict(self._servers))
         self._values = [os.urandom(RECORD_BYTES) for _ in range(10_000)]
         self._config = server.folder / "consumer.properties"
+        self._payloads = server.folder / "payloads"
+        letters = string.ascii_letters + string.digits
+        lines = ("".join(random.choices(letters, k=RECORD_BYTES)) for _ in self._values)
+        self._payloads.write_text("\n".join(lines))
         self._groups = count()
         self.data = server.folder
         self.producers = {
@@ -306,7 +334,15 @@ class Kafka(System):
         delete_topic(self._admin, topic)
 
     def _produce(self, given: Mapping[str, object], messages: int) -> float:
-        return producer_performance(self._tools, self.current, messages, RECORD_BYTES, {**self._servers, **given})
+        settings = {**self._servers, **given}
+        taken = producer_performance(
+            self._tools, self.current, messages, self._payloads, settings, warmup := messages // 2
+        )
+        self._all_there(messages + warmup)
+        return taken
+
+    def _all_there(self, messages: int) -> None:
+        all_there(end_offsets(self._servers["bootstrap.servers"], self.current, 1), messages, self.current)
 
     def _consume(self, given: Mapping[str, object], messages: int) -> float:
         settings = {**self._servers, **given}
@@ -317,7 +353,14 @@ class Kafka(System):
             producer = LibrdkafkaProducer({**self._servers, **given})
             produce_all(producer, self.current, self._values, messages)
 
-        return seconds(send)
+        taken = seconds(send)
+        self._all_there(messages)
+        return taken
+
+    @property
+    def fill(self) -> Client:
+        """By librdkafka, at its defaults: Java's tool sends some more, to get warm."""
+        return partial(self._send, {})
 
     def _read(self, given: Mapping[str, object], messages: int) -> float:
         group = {"group.id": f"g{next(self._groups)}", "auto.offset.reset": "earliest"}
@@ -351,6 +394,11 @@ class Queues(System):
         super().__init__()
         self._peer, self._filling = peer, filling
         self.data = peer.folder
+        self.consumed_share = self.share
+
+    @property
+    def fill(self) -> Client:
+        return lambda messages: self._peer.produce(self.current, messages, RECORD_BYTES, self._filling)
 
     def _make(self, topic: str) -> None:
         """Its first client makes it."""
@@ -359,33 +407,34 @@ class Queues(System):
         self._peer.delete(topic)
 
     def _produce(self, how: object, messages: int) -> float:
-        return self._peer.produce(self.current, messages, RECORD_BYTES, how)
+        return self._peer.produce(self.current, messages, RECORD_BYTES, how, min(messages, _WARMUP))
 
     def _consume(self, how: object, messages: int) -> float:
         self.renew(True)
-        self._produce(self._filling, messages)
-        return self._peer.consume(self.current, messages, how)
+        self.fill(messages)
+        return self._peer.consume(self.current, messages, RECORD_BYTES, how, min(messages, _WARMUP))
 
 
 class RabbitMq(Queues):
-    name, version = "RabbitMQ", "of Debian"
+    name = "RabbitMQ"
     share = 0.1
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
         super().__init__(stack.enter_context(rabbitmq.RabbitMq(rabbitmq.rabbitmq_jars(patience))), 0)
+        self.version = rabbitmq.version()
         self.producers = {"tuned": partial(self._produce, 0), "1,000 unconfirmed": partial(self._produce, 1000)}
         self.consumers = {"tuned": partial(self._consume, 0), "1,000 unacknowledged": partial(self._consume, 1000)}
 
 
 class ActiveMq(Queues):
     name, version = "ActiveMQ", activemq.VERSION
-    share = 0.01
+    share = 0.03
 
     def __init__(self, stack: ExitStack, patience: float) -> None:
         super().__init__(stack.enter_context(activemq.ActiveMq(activemq.activemq_jars(patience), "NEVER")), "async")
         self.producers = {
             "tuned": partial(self._produce, "async"),
-            "defaults": partial(self._produce, "each"),
+            "one by one": partial(self._produce, "each"),
             f"transactions of {BATCH}": partial(self._produce, BATCH),
         }
-        self.consumers = {"tuned": partial(self._consume, "some"), "defaults": partial(self._consume, "each")}
+        self.consumers = {"tuned": partial(self._consume, "some"), "an ack for each": partial(self._consume, "each")}

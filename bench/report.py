@@ -47,17 +47,20 @@ def kept() -> list[dict[str, Any]]:
     return list(json.loads(RESULTS.read_text())) if RESULTS.exists() else []
 
 
-def keep(lines: Iterable[Line]) -> None:
-    """Keep a run's lines in place of those of the same benchmarks. Those of a benchmark that measured nothing replace
-    no figures: a machine without network has no peers."""
-    given = list(lines)
-    measured, before = ({line["benchmark"] for line in some if "value" in line} for some in (given, kept()))
-    new = [line for line in given if line["benchmark"] not in before - measured]
-    replaced = {line["benchmark"] for line in new}
+def keep(lines: Iterable[Line]) -> bool:
+    """Keep the lines of a benchmark's run in place of those before, unless a peer is missing (a machine without network
+    has none) that was there before. Returns whether they are kept."""
+    new = list(lines)
+    names = {line["benchmark"] for line in new}
+    before = [line for line in kept() if line["benchmark"] in names]
+    missing = {line.get("name") for line in new if "skipped" in line}
+    if missing - {line.get("name") for line in before if "skipped" in line} and any("value" in line for line in before):
+        return False
     RESULTS.parent.mkdir(exist_ok=True)
-    lasting = [line for line in kept() if line["benchmark"] not in replaced]
+    lasting = [line for line in kept() if line["benchmark"] not in names]
     texts = [json.dumps(line, sort_keys=True) for line in sorted((*lasting, *new), key=lambda line: line["benchmark"])]
     RESULTS.write_text("[\n" + ",\n".join(texts) + "\n]\n")
+    return True
 
 
 def goals_table(lines: Iterable[Line]) -> str:

@@ -22,7 +22,7 @@ _ROWS = 10_000
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     rows = pa.record_batch([pa.array([os.urandom(RECORD_BYTES) for _ in range(_ROWS)])], names=["value"])
     records = max(_ROWS, int(1_000_000 * scale)) // _ROWS * _ROWS
-    with LocalCluster(brokers=1) as small, LocalCluster(brokers=1) as large:
+    with LocalCluster(durable=True) as small, LocalCluster(durable=True) as large:
         clusters = dict(zip(RETAINED_GB, (small, large), strict=True))
 
         def write(servers: str, count: int) -> None:

@@ -56,7 +56,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         KafkaServer(
             kafka_jars(SERVER, patience_seconds(scale)), {"log.segment.delete.delay.ms": 1000, **_LARGE}
         ) as kafka,
-        LocalCluster(brokers=1) as cluster,
+        LocalCluster(durable=True) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
     ):
         sides = Sides(cluster, admin, kafka)
@@ -74,7 +74,7 @@ class Sides:
         self._servers = {"kafkalog": cluster.bootstrap_servers, "kafka": kafka.bootstrap_servers}
         self._admin, self._kafka_admin = admin, AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         self._pids = {
-            "kafkalog": [broker.pid for broker in cluster.brokers if broker.pid],
+            "kafkalog": [each.pid for each in (*cluster.brokers, cluster.zookeeper) if each and each.pid],
             "kafka": kafka.pids,
         }
         self._numbers = count()
@@ -98,7 +98,7 @@ class Sides:
                 )
 
     def used(self, records: int) -> Iterator[dict[str, object]]:
-        """What a broker uses for what is written once and read once."""
+        """What a broker uses for what is written once and read once; ours with ZooKeeper, Kafka's with a controller."""
         case = _USED._replace(records=records)
         for system in SYSTEMS:
             before = self._cpu_seconds(system)

@@ -41,7 +41,7 @@ Start = Callable[[DataFrame, str], StreamingQuery]
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
     warmups, batches = batch_counts(scale)
-    with LocalCluster() as cluster, spark_session() as spark:
+    with LocalCluster(durable=True) as cluster, spark_session() as spark:
         fill(cluster.bootstrap_servers, "trickle", warmups + batches)
         servers = {"kafkalog.bootstrap.servers": cluster.bootstrap_servers}
         source: dict[str, str | int] = {**servers, "subscribe": "trickle", "startingOffsets": "earliest"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.measure import by_turns, figure, seconds
 from broker.local.zookeeper import with_parent
+from broker.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +24,8 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
 
 
 def _local() -> float:
-    command = [str(Path(sys.executable).with_name("kafkalog")), "local", "--port", "29192"]
+    port = free_port("127.0.0.1", "the port of the broker")
+    command = [str(Path(sys.executable).with_name("kafkalog")), "local", "--port", str(port)]
     process = None
 
     def start() -> None:

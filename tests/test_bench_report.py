@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench import goals, plots, report
+from bench.__main__ import main
 from bench.goals import Goal, by_name, reached
 from bench.measure import by_turns, figure, ratio
 
@@ -77,8 +79,10 @@ def test_a_run_takes_the_place_of_what_was_kept_of_its_benchmarks(
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
     assert report.kept() == []
-    report.keep([line("old", 1), {**line("other", 2), "benchmark": "c"}])
-    report.keep([line("new", 3), {"benchmark": "b", "name": "Peer", "skipped": "it is not here"}])
+    peer = {"benchmark": "b", "name": "Peer", "skipped": "it is not here"}
+    assert report.keep([line("old", 1), peer])
+    assert report.keep([{**line("other", 2), "benchmark": "c"}])
+    assert report.keep([line("new", 3), peer])
     assert {(each["benchmark"], each["name"]) for each in report.kept()} == {
         ("b", "new"),
         ("b", "Peer"),
@@ -109,17 +113,41 @@ def test_plots_are_drawn_of_what_was_measured_and_the_same_from_the_same_figures
     assert plots.draw([], tmp_path) == [] and list(tmp_path.iterdir()) == [], "no plot of what is not measured stays"
 
 
-def test_a_run_that_measured_nothing_replaces_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_peer_replaces_no_figures_of_one_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
     measured = {"benchmark": "b", "name": "ours", "value": 1}
     missing = {"benchmark": "b", "skipped": "no network"}
-    report.keep([missing])
+    assert report.keep([missing])
     assert report.kept() == [missing]
-    report.keep([measured, missing])
-    report.keep([missing])
-    assert report.kept() == [measured, missing]
-    report.keep([{**measured, "value": 2}])
-    assert report.kept() == [{**measured, "value": 2}]
+    of_peer = {**measured, "name": "theirs"}
+    assert report.keep([measured, of_peer])
+    assert not report.keep([missing])
+    assert not report.keep([{**measured, "value": 3}, {**missing, "name": "Peer"}])
+    assert report.kept() == [measured, of_peer]
+    assert report.keep([{**measured, "value": 2}, of_peer])
+    assert report.kept() == [{**measured, "value": 2}, of_peer]
+
+
+def test_a_benchmark_that_fails_loses_no_figures_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(scale: float) -> Iterator[dict[str, object]]:
+        yield {"name": "half", "value": 1}
+        raise RuntimeError("a record is missing")
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr("bench.paper.run", lambda scale: [{"name": "first", "value": 1}])
+    monkeypatch.setattr("bench.confluent.run", fails)
+    monkeypatch.setattr("bench.start.run", lambda scale: [{"name": "last", "value": 2}])
+    monkeypatch.setattr("bench.plots.draw", list)
+    monkeypatch.setattr("docs.generate.main", lambda: None)
+    monkeypatch.setattr("bench.__main__._lacks", lambda: None)
+    assert main(["--peers", "paper", "confluent", "start"]) == 1
+    assert [each["name"] for each in report.kept()] == ["first", "last"]
+    said = capsys.readouterr().err
+    assert "confluent has failed; its figures are not kept" in said and "a record is missing" in said
 
 
 def test_every_candidate_runs_once_a_round_in_orders_that_differ() -> None:

@@ -18,7 +18,7 @@ PRODUCER = {
     "kafka.linger.ms": "5",
     "kafka.batch.size": "1000000",
     "kafka.max.request.size": "1048576",
-    "kafka.buffer.memory": str(64 << 20),
+    "kafka.buffer.memory": str(256 << 20),
     "kafka.compression.type": "none",
 }
 CONSUMER = {

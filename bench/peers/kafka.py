@@ -9,6 +9,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.measure import NotAvailable
 from bench.peers.jars import Artifact, jars
 from bench.peers.java import java_command, output_of
 from bench.peers.processes import PeerProcesses
@@ -88,24 +89,31 @@ class KafkaServer(PeerProcesses):
 
 
 def producer_performance(
-    jars: list[str], topic: str, count: int, record_bytes: int, settings: Mapping[str, object]
+    jars: list[str], topic: str, count: int, payloads: Path, settings: Mapping[str, object], warmup: int
 ) -> float:
-    """Seconds that Kafka's own ProducerPerformance takes for so many records, as fast as it can.
+    """Seconds that Kafka's own ProducerPerformance takes for so many records, as fast as it can, after some that are
+    not counted, while which Java compiles. Its records are ready made: it would make random ones within its time.
 
     Args:
         jars: those of `TOOLS`.
+        payloads: a file of values, a line each.
         settings: of its producer, with `bootstrap.servers`.
+        warmup: how many records are not counted.
 
     Raises:
         NotAvailable: it fails here.
     """
-    given = ("--topic", topic, "--num-records", count, "--record-size", record_bytes, "--throughput", -1)
-    properties = ("--producer-props", *(f"{name}={value}" for name, value in settings.items()))
-    command = java_command(jars, "org.apache.kafka.tools.ProducerPerformance", (*given, *properties), *_TOOL_OPTIONS)
+    given = ("--topic", topic, "--num-records", count + warmup, "--payload-file", payloads, "--throughput", -1)
+    counted = ("--warmup-records", warmup) if warmup else ()
+    properties = ("--command-property", *(f"{name}={value}" for name, value in settings.items()))
+    options = (*given, *counted, *properties)
+    command = java_command(jars, "org.apache.kafka.tools.ProducerPerformance", options, *_TOOL_OPTIONS)
     printed = output_of("Kafka", command)
-    # "1000000 records sent, 421585.2 records/sec (80.41 MB/sec), 12.3 ms avg latency, ..."; the last line is the sum.
-    *_, total = re.finditer(rf"^{count} records sent, ([0-9.]+) records/sec", printed, re.MULTILINE)
-    return count / float(total[1])
+    # "1000000 steady state records sent, 421585.2 records/sec (80.41 MB/sec), ..."; without warm-up not "steady state".
+    found = re.findall(rf"^{count} (?:steady state )?records sent, ([0-9.]+) records/sec", printed, re.MULTILINE)
+    if not found:
+        raise NotAvailable(f"Kafka's ProducerPerformance has not sent all: {printed.strip().splitlines()[-1:]}")
+    return count / float(found[-1])
 
 
 def consumer_performance(
@@ -129,4 +137,7 @@ def consumer_performance(
     )
     names, *_, figures = (line.split(", ") for line in output_of("Kafka", command).strip().splitlines())
     found = dict(zip(names, figures, strict=True))
-    return int(found["data.consumed.in.nMsg"]) / float(found["fetch.nMsg.sec"])
+    consumed = int(found["data.consumed.in.nMsg"])
+    if consumed < count:
+        raise NotAvailable(f"Kafka's ConsumerPerformance got {consumed} of {count} records within its time")
+    return consumed / float(found["fetch.nMsg.sec"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -46,4 +47,15 @@ def produce_all(producer: Any, topic: str, values: list[bytes], records: int) ->
                 except BufferError:
                     poll(0.1)
         poll(0)
-    producer.flush()
+    if left := producer.flush():
+        raise RuntimeError(f"librdkafka has not sent {left} records")
+
+
+def end_offsets(servers: str, topic: str, partitions: int) -> int:
+    """How many records a topic has, by their end offsets."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "ends"})
+    try:
+        places = [TopicPartition(topic, partition) for partition in range(partitions)]
+        return sum(consumer.get_watermark_offsets(place, timeout=60.0)[1] for place in places)
+    finally:
+        consumer.close()

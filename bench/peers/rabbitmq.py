@@ -24,6 +24,7 @@ ARTIFACTS = (
 )
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _PACKAGE = "rabbitmq-server"
+_SYSTEMD = Path("/run/systemd/system")
 _INSTALL_TIMEOUT = 600.0
 _PROGRAM = SOURCES / "RabbitMq.java"
 
@@ -80,12 +81,31 @@ def rabbitmq_jars(timeout: float) -> list[str]:
     return jars("RabbitMQ", ARTIFACTS, timeout)
 
 
+def version() -> str:
+    """Of the package that is installed. Raises NotAvailable."""
+    _installed()
+    return _of_package("${Version}")
+
+
+def _of_package(what: str) -> str:
+    """A field of it; "" if it was never installed."""
+    if (query := shutil.which("dpkg-query")) is None:
+        return ""
+    asked = [query, "--show", f"--showformat={what}", _PACKAGE]
+    return subprocess.run(asked, capture_output=True, text=True).stdout
+
+
 def _installed() -> None:
-    if _SERVER.exists():
+    """Install the package where that starts no service: on a machine with systemd it would run from then on."""
+    status = _of_package("${Status}")
+    if status.endswith(" ok installed") and _SERVER.exists():
         return
     apt = shutil.which("apt-get")
-    if apt is None or os.geteuid() != 0:
-        raise NotAvailable(f"RabbitMQ is not installed here; install the package {_PACKAGE}")
+    if apt is None or os.geteuid() != 0 or _SYSTEMD.exists() or status.endswith(("configured", "unpacked")):
+        raise NotAvailable(
+            f"RabbitMQ is not installed here{f' ({status})' if status else ''}: install the package {_PACKAGE}, and "
+            "stop the service that comes with it"
+        )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # 1: starts no service
     for command in ([apt, "update", "-qq"], [apt, "install", "-y", "-qq", "--no-install-recommends", _PACKAGE]):
         try:

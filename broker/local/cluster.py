@@ -113,6 +113,7 @@ class LocalCluster:
             has three copies and min.insync.replicas=2, unless default.replication.factor or
             default.min.insync.replicas is given. A default.replication.factor above `brokers` is refused.
         host: address on which all servers listen; 0.0.0.0 and :: require the setting advertised.host.
+        durable: whether ZooKeeper syncs each transaction before it answers; None: if `data` is given.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class LocalCluster:
         zookeeper_port: int | None = None,
         settings: Mapping[str, Any] | None = None,
         host: str = "127.0.0.1",
+        durable: bool | None = None,
     ) -> None:
         if brokers < 1:
             raise InvalidArgument(reason=f"brokers must be at least 1, not {brokers}")
@@ -151,6 +153,7 @@ class LocalCluster:
         self._settings = parsed.given()
         self._advertised_host = parsed.advertised_host or host
         self._data = Path(data).absolute() if data is not None else None
+        self._durable = self._data is not None if durable is None else durable
         self.root = self._data or Path()
         self._guard: subprocess.Popen[bytes] | None = None
         self._sweeper: subprocess.Popen[bytes] | None = None
@@ -182,7 +185,7 @@ class LocalCluster:
             plan = {
                 "root": str(self.root),
                 "host": self._host,
-                "durable": self._data is not None,
+                "durable": self._durable,
                 "keep_fds": keep_fds,
                 "zookeeper_port": self._zookeeper_port,
                 "brokers": [self._broker_settings(index) for index in range(self._count)],

@@ -78,10 +78,14 @@ class InSyncSets:
                 self.look()
             except ZooKeeperUnreachable as error:
                 log.info("in_sync_sets_not_written", reason=str(error))
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, self._look_seconds)
+                self._pause()
             except Exception:  # the next look tries again
                 log.exception("in_sync_sets_not_written")
+                self._pause()
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, self._look_seconds)
 
     def look(self) -> None:
         """One round over all partitions that are led here. Raises ZooKeeperUnreachable."""

@@ -232,6 +232,7 @@ class Role:
             NotLeader: this replica does not lead in that epoch any more.
             NotEnoughReplicasAfterAppend: the in-sync set is too small to say so.
         """
+        self.check_leads(epoch)  # before the lock, as in `advance`
         with self.lock:
             leadership = self.leadership
             if leadership is None or leadership.epoch != epoch:
@@ -266,6 +267,8 @@ class Role:
 
     def left(self, broker_id: int, directory: str, connection: int) -> None:
         """A follower does not follow this replica any more; see `Leadership.left`."""
+        if self.leadership is None:
+            return  # before the lock, as in `advance`
         with self.lock:
             if self.leadership is not None:
                 self.leadership.left(broker_id, directory, connection)
@@ -301,6 +304,8 @@ class Role:
             OffsetOutOfRange: the log begins after the follower's end, and the follower is not empty or not where a copy
                 begins.
         """
+        if self.leadership is None:
+            raise self.not_here()  # before the lock, as in `advance`
         with self.hosted():
             is_before = last_epoch < 0 and end_offset < self._reader.view.start_offset
             begins_copy = is_before and end_offset == self._reader.copy_offset()
@@ -360,8 +365,8 @@ class Role:
     def wanted_changes(self, now: float, lag_seconds: float, live: Mapping[int, BrokerRecord]) -> Wanted | None:
         """How the in-sync set is to change; None: this replica does not lead, or nothing is to change. Not asked while
         a change is being written. See `Leadership.changes`."""
-        if self.is_single:
-            return None
+        if self.is_single or self.leadership is None:
+            return None  # before the lock, as in `advance`
         with self.lock:
             leadership = self.leadership
             if leadership is None or self.is_closed:

@@ -55,9 +55,15 @@ class Delivery:
         return self._delivery.done()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        self._delivery._batch.ask(self._delivery._index)
         if not self._delivery.done():
-            yield from self._producer._wait_done(self._delivery._batch).__await__()
+            batch, index = self._delivery._batch, self._delivery._index
+            batch.ask(index)
+            try:
+                yield from self._producer._wait_done(batch).__await__()
+            except BaseException:  # cancelled: nobody was told
+                accumulator = self._producer._accumulator
+                accumulator.lock.run(accumulator.ask_no_more, batch, index)
+                raise
         return self._delivery.result()
 
     def __repr__(self) -> str:

@@ -595,7 +595,7 @@ def change_states(
 
     Returns:
         By topic id and number, the state that was written, or the current one if the change was refused. Partitions
-        whose topic was deleted meanwhile are left out.
+        whose topic was deleted meanwhile, and those whose state cannot be read, are left out.
 
     Raises:
         BadVersion: the fence does not hold any more. Changes may have been made while it did.
@@ -668,9 +668,10 @@ def _change_chunk(
         for change in written
     }
     refused = [change for change in changes if (change.topic.topic_id, change.number) not in current]
-    for change, found in zip(refused, session.get_many([change.path for change in refused]), strict=True):
-        if found is not None:
-            current[change.topic.topic_id, change.number] = _read_state(change.path, *found)
+    found = read_states(session, [change.path for change in refused])
+    for change in refused:
+        if isinstance(state := found[change.path], PartitionState):
+            current[change.topic.topic_id, change.number] = state
     return current
 
 

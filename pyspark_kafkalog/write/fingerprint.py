@@ -124,7 +124,8 @@ class Fingerprints:
         scheme = _SCHEME.match(checkpoint.location)
         if scheme is None or scheme[1].lower() == "file":
             path = Path(checkpoint.location[scheme.end() :] if scheme else checkpoint.location)
-            if scheme or (path / "metadata").exists():  # else it may be in the default file system
+            # Without a scheme it is in the default file system, which the session knows, and else may be given.
+            if scheme or (_is_default_local(checkpoint) and (path / "metadata").exists()):
                 return [(path / name).read_bytes() for name in names]
         addresses = [f"{checkpoint.location.rstrip('/')}/{name}" for name in names]
         if checkpoint.files is not None:
@@ -181,6 +182,12 @@ class Fingerprints:
             if isinstance(files, HadoopFiles):
                 files.close()
         self._files.clear()
+
+
+def _is_default_local(checkpoint: Checkpoint) -> bool:
+    """Whether paths without a scheme may be of this machine, as far as the settings tell."""
+    given = dict(checkpoint.hadoop).get("fs.defaultFS", "file:")
+    return checkpoint.files is None and given.startswith("file:")
 
 
 def _query_id(metadata: bytes) -> str:

@@ -13,12 +13,13 @@ import org.apache.activemq.command.ActiveMQQueue;
 import org.apache.activemq.store.kahadb.KahaDBPersistenceAdapter;
 
 /**
- * An ActiveMQ broker over KahaDB, messages to a queue of it, and from it. The clients print how many seconds they took.
+ * An ActiveMQ broker over KahaDB, messages to a queue of it, and from it. The clients print how many seconds they took. WARMUP
+ * messages go through another queue before, so that Java has compiled what is measured.
  *
- * <pre>serve PORT FOLDER SYNC                   SYNC: ALWAYS, PERIODIC or NEVER, when the journal is synced
- * produce PORT QUEUE COUNT BYTES HOW        persistent messages; HOW: each, after one is stored the next; async; or a number:
- *                                         transactions of so many
- * consume PORT QUEUE COUNT HOW             from the first message on; HOW: each, an ack for each; or some: acks for many
+ * <pre>serve PORT FOLDER SYNC                     SYNC: ALWAYS, PERIODIC or NEVER, when the journal is synced
+ * produce PORT QUEUE COUNT BYTES HOW WARMUP   persistent messages; HOW: each, after one is stored the next; async; or a
+ *                                           number: transactions of so many
+ * consume PORT QUEUE COUNT BYTES HOW WARMUP   from the first on; HOW: each, an ack for each; or some: acks for many
  * delete PORT QUEUE</pre>
  */
 public class ActiveMq {
@@ -38,9 +39,20 @@ public class ActiveMq {
                 return;
             }
             int count = Integer.parseInt(given[3]);
-            double seconds = given[0].equals("produce")
-                    ? produce(connection, given[2], count, Integer.parseInt(given[4]), given[5])
-                    : consume(connection, given[2], count, given[4].equals("some"));
+            int bytes = Integer.parseInt(given[4]);
+            int warmup = Integer.parseInt(given[6]);
+            boolean isProduced = given[0].equals("produce");
+            if (warmup > 0) {
+                String queue = given[2] + "-warmup";
+                produce(connection, queue, warmup, bytes, isProduced ? given[5] : "async");
+                if (!isProduced) {
+                    consume(connection, queue, warmup, given[5].equals("some"));
+                }
+                connection.destroyDestination(new ActiveMQQueue(queue));
+            }
+            double seconds = isProduced
+                    ? produce(connection, given[2], count, bytes, given[5])
+                    : consume(connection, given[2], count, given[5].equals("some"));
             System.out.println(seconds);
         } finally {
             connection.close();
@@ -87,7 +99,9 @@ public class ActiveMq {
                 session.commit();
             }
         }
-        return (System.nanoTime() - begun) / 1e9;
+        double seconds = (System.nanoTime() - begun) / 1e9;
+        session.close();
+        return seconds;
     }
 
     static double consume(ActiveMQConnection connection, String name, int count, boolean some) throws Exception {
@@ -98,6 +112,8 @@ public class ActiveMq {
         for (int seen = 1; seen < count; seen++) {
             consumer.receive();
         }
-        return (System.nanoTime() - begun) / 1e9;
+        double seconds = (System.nanoTime() - begun) / 1e9;
+        session.close();
+        return seconds;
     }
 }

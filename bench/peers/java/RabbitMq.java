@@ -7,10 +7,11 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
 
 /**
- * Messages to a durable queue of RabbitMQ, and from it. Prints how many seconds they took.
+ * Messages to a durable queue of RabbitMQ, and from it. Prints how many seconds they took. WARMUP messages go through
+ * another queue before, so that Java has compiled what is measured.
  *
- * <pre>produce PORT QUEUE COUNT BYTES WINDOW   persistent messages; at most WINDOW are unconfirmed, 0: without confirms
- * consume PORT QUEUE COUNT WINDOW         from the first message on; at most WINDOW are unacknowledged, 0: without acks
+ * <pre>produce PORT QUEUE COUNT BYTES WINDOW WARMUP   persistent messages; at most WINDOW are unconfirmed, 0: without confirms
+ * consume PORT QUEUE COUNT BYTES WINDOW WARMUP   from the first on; at most WINDOW are unacknowledged, 0: without acks
  * delete PORT QUEUE</pre>
  */
 public class RabbitMq {
@@ -24,11 +25,29 @@ public class RabbitMq {
                 return;
             }
             int count = Integer.parseInt(given[3]);
+            int bytes = Integer.parseInt(given[4]);
+            int window = Integer.parseInt(given[5]);
+            boolean isProduced = given[0].equals("produce");
+            warmUp(connection, Integer.parseInt(given[6]), bytes, window, isProduced);
             channel.queueDeclare(given[2], true, false, false, null);
-            double seconds = given[0].equals("produce")
-                    ? produce(channel, given[2], count, Integer.parseInt(given[4]), Integer.parseInt(given[5]))
-                    : consume(channel, given[2], count, Integer.parseInt(given[4]));
+            double seconds = isProduced
+                    ? produce(channel, given[2], count, bytes, window)
+                    : consume(channel, given[2], count, window);
             System.out.println(seconds);
+        }
+    }
+
+    static void warmUp(Connection connection, int count, int bytes, int window, boolean isProduced) throws Exception {
+        if (count == 0) {
+            return;
+        }
+        try (Channel channel = connection.createChannel()) {
+            String queue = channel.queueDeclare("", true, true, true, null).getQueue();
+            produce(channel, queue, count, bytes, isProduced ? window : 0);
+            if (!isProduced) {
+                consume(channel, queue, count, window);
+            }
+            channel.queueDelete(queue);
         }
     }
 
@@ -57,8 +76,17 @@ public class RabbitMq {
         if (window > 0) {
             channel.waitForConfirmsOrDie();
         }
-        channel.queueDeclarePassive(queue); // a channel's requests are done one after the other
-        return (System.nanoTime() - begun) / 1e9;
+        int stored; // the queue answers this before it takes in all that the channel has sent
+        while ((stored = channel.queueDeclarePassive(queue).getMessageCount()) < count) {
+            if (System.nanoTime() - begun > 600e9) {
+                throw new IllegalStateException("the queue has " + stored + " of " + count + " messages");
+            }
+        }
+        double seconds = (System.nanoTime() - begun) / 1e9;
+        if (stored > count) {
+            throw new IllegalStateException("the queue has " + stored + " messages, not " + count);
+        }
+        return seconds;
     }
 
     static double consume(Channel channel, String queue, int count, int window) throws Exception {

@@ -137,6 +137,7 @@ class Accumulator:
             if batch.callbacks is not None:
                 called.append(batch)
             if error is not None:
+                batch.timestamps_us = []  # only an ack has them in its metadata
                 self._keep_failure(batch, error)
             else:
                 self.usual_wait += (batch.waited(now) - self.usual_wait) / _USUAL_OF
@@ -154,7 +155,7 @@ class Accumulator:
         for index, _ in batch.callbacks or ():
             if index >= 0:
                 batch.ask(index)
-        if batch.is_observed or self._unkept is not None:
+        if batch.is_observed or self._unkept is not None or batch in self._failures:
             return
         if len(self._failures) >= _FAILURES_KEPT:
             self._failures = self.failures()
@@ -163,24 +164,35 @@ class Accumulator:
         else:
             self._unkept = error
 
+    def ask_no_more(self, batch: Batch, first: int) -> None:
+        """Lock held: whoever asked for the outcome of some records has stopped waiting without it: a flush tells."""
+        batch.asked.pop(first, None)
+        if batch.error is not None:
+            self._keep_failure(batch, batch.error)
+
     def _announce_room(self) -> None:
         """Lock held."""
         self._room.notify_all()
         while self.on_room:
             self.on_room.popleft()()
 
-    @staticmethod
-    def call_back(batches: Iterable[Batch]) -> None:
-        """Lock not held: run the callbacks of finished batches."""
+    def call_back(self, batches: Iterable[Batch]) -> None:
+        """Lock not held: run the callbacks of finished batches. What ends a program (SystemExit) ends no thread of the
+        producer's; in a caller's it is raised once all are called."""
+        ending: BaseException | None = None
         for batch in batches:
             assert batch.callbacks is not None
             for index, on_delivery in batch.callbacks:
                 metadata = None if batch.error is not None else batch.metadata(index)
                 try:
                     on_delivery(batch.error, metadata)
-                except Exception:
+                except BaseException as error:
                     log.exception("on_delivery_failed", partition=str(batch.queue.topic_partition))
+                    if not isinstance(error, Exception):
+                        ending = error
             batch.callbacks = None
+        if ending is not None and threading.get_ident() not in self.own_threads:
+            raise ending
 
     def wait_done(self, batches: Iterable[Batch], timeout: float | None, what: str) -> None:
         """Lock held: wait until all are acknowledged or failed.
@@ -213,11 +225,14 @@ class Accumulator:
 
     def take_failure(self, batches: Iterable[Batch]) -> KafkalogError | None:
         """Lock held: why the first of some batches failed that no callback got and no caller asked for. Their failures
-        count as reported now; those of others, which another thread may have sent, do not."""
+        count as reported now; those of others, which another thread may have sent, do not. If there is none, but one
+        was not kept, it is told."""
         told = {batch: batch.error for batch in batches if batch.error is not None and not batch.is_observed}
         self._failures = [batch for batch in self.failures() if batch not in told]
+        if told:
+            return next(iter(told.values()))
         unkept, self._unkept = self._unkept, None
-        return next(iter(told.values()), unkept)
+        return unkept
 
     def close(self) -> None:
         """Lock held: accept no more records, and wake the callers that wait for room."""

@@ -38,9 +38,12 @@ class Delivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why it could not be delivered, None if it was. Waits as `result` does."""
-        self._batch.ask(self._index)
-        _wait([self._batch], timeout)
-        return self._batch.error
+        batch = self._batch
+        if not batch.done:
+            _wait([Run(batch, self._index, 1)], timeout)
+        elif batch.error is not None:
+            batch.ask(self._index)
+        return batch.error
 
     def __repr__(self) -> str:
         return f"<Delivery of record {self._index} of a batch to {self._batch.queue.topic_partition}>"
@@ -86,22 +89,29 @@ class ManyDelivery:
 
     def exception(self, timeout: float | None = None) -> KafkalogError | None:
         """Why some could not be delivered, None if all were. Waits as `result` does."""
+        if not self.done():
+            _wait(self._runs, timeout)
         for run in self._runs:
             run.batch.ask(run.first, run.records)
-        _wait([run.batch for run in self._runs], timeout)
         return next((run.batch.error for run in self._runs if run.batch.error is not None), None)
 
 
-def _wait(batches: Sequence[Batch], timeout: float | None) -> None:
-    if all(batch.done for batch in batches):
-        return
-    accumulator = batches[0].queue.accumulator
+def _wait(runs: Sequence[Run], timeout: float | None) -> None:
+    """Wait until all are done. Who waits asks for the outcome, unless the wait ends without it."""
+    accumulator = runs[0].batch.queue.accumulator
     assert accumulator is not None
-    accumulator.lock.run(_hurry_and_wait, accumulator, batches, timeout)
+    accumulator.lock.run(_ask_and_wait, accumulator, runs, timeout)
 
 
-def _hurry_and_wait(accumulator: Accumulator, batches: Sequence[Batch], timeout: float | None) -> None:
-    for batch in batches:
-        if batch.queue.open is batch:
-            accumulator.hurry(batch.queue)
-    accumulator.wait_done(reversed(batches), timeout, "a delivery")
+def _ask_and_wait(accumulator: Accumulator, runs: Sequence[Run], timeout: float | None) -> None:
+    """Lock held."""
+    try:
+        for run in runs:
+            run.batch.ask(run.first, run.records)
+            if run.batch.queue.open is run.batch:
+                accumulator.hurry(run.batch.queue)
+        accumulator.wait_done((run.batch for run in reversed(runs)), timeout, "a delivery")
+    except BaseException:
+        for run in runs:
+            accumulator.ask_no_more(run.batch, run.first)
+        raise

@@ -36,6 +36,7 @@ from kafkalog.errors import (
     KafkalogError,
     OutOfThreads,
     RecordTooLarge,
+    RequestTimedOut,
     UnknownPartition,
     UnknownTopic,
 )
@@ -153,6 +154,7 @@ class Producer:
         self._senders: dict[int, Sender] = {}
         self._owner = Owner(self._identity_now, self._take_in_topics, self._topics_sent_to, self._has_work)
         self._is_stopped = False
+        self._closing: _Closing | None = None
         self._identity: Identity | None = None
         self._identity_lock = threading.Lock()  # guards _identity while it is asked for
         after_fork(self, Producer._after_fork_in_child)
@@ -409,7 +411,9 @@ class Producer:
             queue = route.queues[chunk.partition]
             deadline = time.monotonic() + self._delivery_timeout
             waiting = deadline - queue.first_deadline
-            is_held_up = waiting > _HELD_UP_SECONDS + 2 * self._accumulator.usual_wait
+            is_held_up = (
+                queue.failing_since is not None or waiting > _HELD_UP_SECONDS + 2 * self._accumulator.usual_wait
+            )
             if is_held_up and 2 * size < columns.batch.get_total_buffer_size():
                 columns = copied(columns)  # else these few rows keep the memory of their table, whose others are sent
             batch = queue.last_of_tables(columns, size, rows_max, bytes_max, deadline)
@@ -437,9 +441,10 @@ class Producer:
         """Send all open batches now, and wait until every record sent before is acknowledged or has failed.
 
         Raises:
-            KafkalogError: the first failure, if there was one that no callback got and no caller asked
-                for by the record's handle. It is raised by each flush that waited for the record, or else by the next
-                one of any thread: threads that share a producer know more by handles.
+            KafkalogError: the first failure, if there was one that no callback got and no caller learned by the
+                record's handle. It is raised by each flush that waited for the record, or else by the next
+                one of any thread: threads that share a producer know more by handles. Beyond a thousand failed batches
+                it may be one that a caller has learned.
             RequestTimedOut: not within `timeout` seconds; None or negative: it waits for ever.
             ReentrantCall: in a signal handler that interrupted a call of this producer.
         """
@@ -456,35 +461,54 @@ class Producer:
         return self._accumulator.take_failure([*failed, *reversed(unfinished)])
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail.
+        """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail. If another
+        thread is closing it, wait until it is closed.
 
         Raises:
             ReentrantCall: in a signal handler that interrupted a call of this producer, which stays open.
             KafkalogError: as from `flush`; the producer is closed all the same.
+            RequestTimedOut: another thread had not closed it within `timeout` seconds.
         """
         if threading.get_ident() in self._accumulator.own_threads:
             raise InvalidArgument(reason="close() cannot be called in on_delivery, because it waits for that thread")
         timeout = arguments.seconds("timeout", timeout)
-        if not self._lock.run(self._take_no_more):
+        closing = self._lock.run(self._take_no_more)
+        if closing is None:
+            self._wait_closed(timeout)
             return
         end = None if timeout is None else time.monotonic() + timeout
         failure: KafkalogError | None = None
         try:
             self.flush(timeout)
         except KafkalogError as error:
-            failure = error
+            failure = closing.failure = error
         finally:
-            self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS)
+            try:
+                self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS)
+            finally:
+                closing.ended.set()
         if failure is not None:
             raise failure
 
-    def _take_no_more(self) -> bool:
-        """Lock held: whether it was open until now."""
+    def _wait_closed(self, timeout: float | None) -> None:
+        """Wait for the thread that is closing this producer, if there is one. Raises what it raises."""
+        closing = self._closing
+        if closing is None or closing.ended.is_set() or closing.thread == threading.get_ident():
+            return
+        if not closing.ended.wait(timeout):
+            assert timeout is not None
+            raise RequestTimedOut(what="a close", address=self._cluster.address, timeout_ms=int(timeout * 1000))
+        if closing.failure is not None:
+            raise closing.failure.fresh()
+
+    def _take_no_more(self) -> _Closing | None:
+        """Lock held: None, if it was closed before."""
         if self._accumulator.closed is not None:
-            return False
+            return None
         self._close_batches()  # send() checks for a close only when it needs a new batch
         self._accumulator.close()
-        return True
+        self._closing = _Closing()
+        return self._closing
 
     def _stop(self, join_timeout: float | None) -> None:
         senders = self._lock.run(self._stop_senders)
@@ -771,9 +795,25 @@ class Producer:
         connections."""
         self._accumulator.renew_locks()
         self._lock = self._accumulator.lock
+        self._closing = None
         self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
         for sender in self._senders.values():
             sender.abandon()
+
+
+class _Closing:
+    """A close that is under way, for other threads that close too.
+
+    Attributes:
+        thread: that closes.
+        ended: once it is closed.
+        failure: of its flush.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.ended = threading.Event()
+        self.failure: KafkalogError | None = None
 
 
 _open: weakref.WeakSet[Producer] = weakref.WeakSet()

@@ -69,7 +69,7 @@ class Batch:
 
     Attributes:
         values, timestamps_us, keys, headers: a record at each index; None where no record has one. Emptied once `body`
-            is made; the timestamps stay, for the metadata.
+            is made; the timestamps stay, for the metadata, unless it fails.
         is_mixed: some record has a key or headers.
         count: records, once closed.
         size: of the records in memory, more than encoded; `size_limit`: no more than that is reserved; `charged`: what

@@ -76,6 +76,7 @@ class _Contents(NamedTuple):
     give the batch up and empty it, because its topic was deleted."""
 
     values: list[bytes | None]
+    timestamps_us: list[int]
     keys: list[bytes | None] | None
     headers: list[Headers | None] | None
     columns: list[Columns] | None
@@ -502,7 +503,7 @@ class Sender:
             columns = joined(contents.columns)
             data = encode_columns(columns.batch, self._codec)
             return Body(data, columns.attributes, batch.count, columns.min_timestamp_us, columns.max_timestamp_us)
-        return encode_records(contents.values, batch.timestamps_us, contents.keys, contents.headers, self._codec)
+        return encode_records(contents.values, contents.timestamps_us, contents.keys, contents.headers, self._codec)
 
     def _end_frame(self, link: Link[_Frame], frame: _Framing, pieces: list[bytes | memoryview]) -> tuple[int, _Frame]:
         """Add a frame to `pieces`. Returns its correlation id, and its requests."""
@@ -695,7 +696,10 @@ def _requests(queue: PartitionQueue, batches: list[Batch]) -> list[_Request]:
     together = batches[0].identity is not None and batches[0].sends == 1
     requests = []
     for group in [batches] if together else [[batch] for batch in batches]:
-        contents = [_Contents(each.values, each.keys, each.headers, each.columns, each.body) for each in group]
+        contents = [
+            _Contents(each.values, each.timestamps_us, each.keys, each.headers, each.columns, each.body)
+            for each in group
+        ]
         requests.append(_Request(queue.topic_id, queue, group, contents))
     return requests
 

@@ -590,3 +590,26 @@ def test_acks_that_wait_for_a_copy_that_is_taken_away_are_kept_by_the_one_that_s
     assert (partition.readable_end_offset, partition.log.has_high_watermark) == (2, False)
     assert partition.ack_of(2, 4, needs_replicas=True) is None
     assert ack._replace(end_offset=2).is_kept(), "of an append that came amid the change"
+
+
+def test_what_is_asked_of_a_leader_does_not_wait_for_the_disk_of_a_follower(partition: Partition) -> None:
+    """One thread looks after all partitions' in-sync sets, and others serve many: one slow follower's log is not
+    theirs."""
+    role = partition.role
+    role.follow(1, 4)
+    asked: list[object] = []
+
+    def ask() -> None:
+        asked.append(role.wanted_changes(0.0, 1.0, {}))
+        role.left(1, "disk", 0)
+        with pytest.raises(NotLeader):
+            role.fetched(1, "disk", Pulse(0.0, 0, 0), 4, 0, -1, True, ())
+        with pytest.raises(NotLeader):
+            role.is_replicated(3, 0, 0)
+        asked.append("all")
+
+    thread = threading.Thread(target=ask, daemon=True)
+    with role.lock:  # as its follower has it while it writes
+        thread.start()
+        thread.join(30)
+        assert asked == [None, "all"]

@@ -63,7 +63,8 @@ def test_partitions_of_many_topics_change_in_one_write(
 ) -> None:
     topics = [new_topic(cluster, 30, name) for name in "abcdef"]
     multis.clear()
-    monkeypatch.setattr(cluster, "get_many", lambda wanted: [] if not wanted else pytest.fail("it reads nothing back"))
+    read = "it reads nothing back"
+    monkeypatch.setattr(cluster, "get_many", lambda wanted, watch=None: pytest.fail(read) if wanted else [])
     changed = change_states(cluster, [change for topic in topics for change in led_by_1(topic)], Check(FENCE, 0))
     assert [len(operations) for operations in multis] == [181]
     assert set(changed) == {(topic.topic_id, number) for topic in topics for number in range(30)}
@@ -190,6 +191,15 @@ def test_states_are_created_and_changed_together_and_deleted_topics_left_out(clu
     assert set(changed) == {(kept.topic_id, number) for number in range(3)}
     assert states(cluster, kept) == [replace(LED_BY_1, version=1)] * 2 + [first]
     assert cluster.exists(paths.topic("gone")) is None
+
+
+def test_a_state_that_can_not_be_read_leaves_the_other_changes_alone(cluster: ZooKeeperSession) -> None:
+    topic = new_topic(cluster, 3)
+    path = paths.partition_state("t", topic.topic_id, 1)
+    cluster.set(path, b"not json")
+    changed = change_states(cluster, led_by_1(topic), Check(FENCE, 0))
+    assert changed == {(topic.topic_id, number): replace(LED_BY_1, version=1) for number in (0, 2)}
+    assert cluster.get(path)[0] == b"not json"
 
 
 def test_a_state_names_replicas_and_target_only_once_the_partition_was_moved(cluster: ZooKeeperSession) -> None:

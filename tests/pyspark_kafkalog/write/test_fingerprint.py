@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
 from pyspark_kafkalog.write import fingerprint, hadoop
 from pyspark_kafkalog.write.fingerprint import (
@@ -24,7 +26,7 @@ from pyspark_kafkalog.write.fingerprint import (
     Fingerprints,
     checkpoint_of,
 )
-from pyspark_kafkalog.write.hadoop import HadoopFiles
+from pyspark_kafkalog.write.hadoop import HadoopFiles, SessionFiles
 from pyspark_kafkalog.write.micro_batch import MicroBatch
 from tests.waiting import suspend
 
@@ -73,6 +75,27 @@ def test_another_file_system_is_read_as_spark_does(folder: Path, fingerprints: F
     for location in (f"viewfs://c/mounted/{folder.name}/", f"/mounted/{folder.name}"):
         assert fingerprints.of(Checkpoint(location, "query", settings), 7) == local
     assert fingerprints.of(Checkpoint("viewfs://c/mounted/no", "query", settings), 7) == UNKNOWN
+
+
+@pytest.mark.java
+def test_what_lies_at_the_same_path_of_this_machine_is_not_read_for_another_file_system(
+    folder: Path, tmp_path: Path, fingerprints: Fingerprints, spark: SparkSession
+) -> None:
+    left = tmp_path / "left over"
+    shutil.copytree(folder, left)
+    (left / "offsets" / "7").write_text("v1\n{}\n{of another run}")
+    settings = (
+        ("fs.viewfs.mounttable.c.link." + str(left), folder.as_uri()),
+        ("fs.defaultFS", "viewfs://c"),
+    )
+    assert fingerprints.of(Checkpoint(str(left), "query", settings), 7) == fingerprints.of(at(folder), 7)
+
+    class OfSession(SessionFiles):
+        def read(self, address: str) -> bytes:
+            return super().read(address.replace(str(left), str(folder)))
+
+    given = Checkpoint(str(left), "query", files=OfSession(spark))
+    assert fingerprints.of(given, 7) == fingerprints.of(at(folder), 7)
 
 
 @pytest.mark.java

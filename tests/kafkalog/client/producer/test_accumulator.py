@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -166,10 +167,59 @@ def test_of_more_failures_than_are_kept_none_is_hidden(monkeypatch: pytest.Monke
             if 0 < number < 100:
                 batch.ask(0)
         assert accumulator.failures() == [batches[0], *batches[100:199]], "those that were asked for made room"
-        for batch in batches[:199]:
+        for batch in batches[:198]:
             batch.ask(0)
+        # What a flush tells of its own leaves the one that was not kept, which is perhaps another thread's.
+        assert accumulator.take_failure(accumulator.failures()) is batches[198].error
         assert accumulator.take_failure(accumulator.failures()) is batches[199].error
         assert accumulator.take_failure(accumulator.failures()) is None
+
+
+def test_a_failed_batch_keeps_nothing_of_its_records() -> None:
+    accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
+    batch = batch_of(accumulator, 100)
+    batch.add_records([b"value"], [b"key"], 7)
+    with accumulator.lock:
+        accumulator.finish([(batch, DiskFull(directory="/d"))])
+    assert (batch.values, batch.keys, batch.timestamps_us) == ([], None, [])
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_callback_that_ends_the_program_ends_no_thread_of_the_producer(is_own: bool) -> None:
+    accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
+    batch = batch_of(accumulator, 100)
+    called = []
+
+    def exits(error: object, metadata: object) -> None:
+        called.append(error)
+        raise SystemExit(1)
+
+    batch.count = 2
+    for index in range(2):
+        batch.add_callback(index, exits)
+    if is_own:
+        accumulator.own_threads.add(threading.get_ident())
+    with accumulator.lock:
+        accumulator.finish([(batch, DiskFull(directory="/d"))])
+    with nullcontext() if is_own else pytest.raises(SystemExit):
+        accumulator.call_back([batch])
+    assert called == 2 * [batch.error], "all are called"
+
+
+def test_who_stops_waiting_without_the_outcome_was_not_told_of_it() -> None:
+    accumulator = Accumulator(1 << 20, 200, "here:1", lambda queue: None)
+    before, after = batch_of(accumulator, 100), batch_of(accumulator, 100)
+    with accumulator.lock:
+        for batch in (before, after):
+            batch.count = 1
+            batch.ask(0)
+        accumulator.ask_no_more(before, 0)
+        for batch in (before, after):
+            accumulator.finish([(batch, DiskFull(directory="/d"))])
+        assert accumulator.failures() == [before]
+        accumulator.ask_no_more(after, 0)
+        accumulator.ask_no_more(before, 0)
+        assert accumulator.failures() == [before, after]
 
 
 def test_the_usual_wait_is_that_of_the_last_acks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
 from kafkalog.client.producer.queue import OnDelivery
-from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, UnknownTopic
+from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, RequestTimedOut, UnknownTopic
 from kafkalog.records import RecordMetadata
 from kafkalog.wire import broker_pb2 as pb
 from tests.proxy import proxied
@@ -273,6 +274,63 @@ def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
             producer.flush()
         producer.flush()
         proxy.cut()
+
+
+@pytest.mark.parametrize("how", ["send", "send_many"])
+def test_a_flush_tells_of_a_record_whose_sender_stopped_waiting(cluster: LocalCluster, topic: str, how: str) -> None:
+    create(cluster, topic)
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        producer = Producer(through, delivery_timeout_ms=1500, request_timeout_ms=500)
+        producer.send(topic, b"", partition=0).result(30)
+        proxy.hold_answers()
+        lost = producer.send(topic, b"x", partition=0) if how == "send" else producer.send_many(topic, [b"x"])
+        with pytest.raises(RequestTimedOut):
+            lost.result(0.1)
+        with pytest.raises(DeliveryTimedOut):
+            producer.flush()
+        assert isinstance(lost.exception(), DeliveryTimedOut)
+        producer.close()
+        proxy.cut()
+
+
+def test_a_callback_that_exits_leaves_the_producer_sending(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    with Producer(cluster.bootstrap_servers) as producer:
+        producer.send(topic, b"0", partition=0, on_delivery=lambda error, metadata: sys.exit(1)).result(30)
+        assert producer.send(topic, b"1", partition=0).result(30).offset == 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_who_closes_beside_another_thread_waits_for_it(cluster: LocalCluster, topic: str, is_refused: bool) -> None:
+    create(cluster, topic)
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        producer = Producer(through, delivery_timeout_ms=2000 if is_refused else 60_000, request_timeout_ms=500)
+        producer.send(topic, b"0", partition=0).result(30)
+        proxy.hold_answers()
+        producer.send(topic, b"1", partition=0)
+        told: list[KafkalogError] = []
+
+        def close() -> None:
+            try:
+                producer.close()
+            except KafkalogError as error:
+                told.append(error)
+
+        first = threading.Thread(target=close)
+        first.start()
+        while producer._closing is None:
+            threading.Event().wait(0.005)
+        with pytest.raises(RequestTimedOut, match="a close"):
+            producer.close(0.1)
+        if not is_refused:
+            proxy.cut()
+        second = threading.Thread(target=close)
+        second.start()
+        join_all([first, second], 60)
+        assert [type(error) for error in told] == 2 * [DeliveryTimedOut] * is_refused
+        producer.close()
+        proxy.cut()
+    assert read_numbers(cluster, topic)[0] == [0, 1]
 
 
 def test_each_of_two_flushes_tells_of_the_failures_that_it_waited_for(cluster: LocalCluster, topic: str) -> None:
