@@ -43,13 +43,15 @@ SOURCE_COLUMNS = {
     "topic": "string",
     "partition": "int",
     "offset": "bigint",
-    "timestamp": "timestamp",
+    "timestamp": "timestamp_ltz",
     "timestampType": "int",
 }
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 CREATE_TIME = 0
 """timestampType of every record: the time is the producer's."""
 
+_TYPE_NAMES = {"timestamp_ltz": "timestamp"}
+"""What Spark calls a type, if not as its DDL does: there `timestamp` is what spark.sql.timestampType says."""
 _MAY_BE_NULL = ("key", "value", "headers")
 
 _SPREADING = frozenset({"key", "partition", "topic"})
@@ -106,7 +108,8 @@ def check_projection(schema: StructType, picked: Sequence[str] | None = None, in
     for field in schema.fields:
         if field.name not in known:
             raise InvalidArgument(reason=f"a read has no column '{field.name}'; its columns are {', '.join(known)}")
-        if field.dataType.simpleString() != known[field.name]:
+        wanted_type = _TYPE_NAMES.get(known[field.name], known[field.name])
+        if field.dataType.simpleString() != wanted_type:
             raise InvalidArgument(
                 reason=f"column '{field.name}' is of type {known[field.name]}, not {field.dataType.simpleString()} "
                 "(cast it after reading)"

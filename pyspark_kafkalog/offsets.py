@@ -96,7 +96,9 @@ def _by_partition(
                     reason=f"{option}: '{number}': {json.dumps(value)} of topic '{topic}' is not a partition "
                     f"and {what.split()[1]}, as in {example}"
                 )
-            values[TopicPartition(topic, int(number))] = parsed
+            if (partition := TopicPartition(topic, int(number))) in values:
+                raise InvalidArgument(reason=f"{option} lists partition {int(number)} of topic '{topic}' twice")
+            values[partition] = parsed
     return values
 
 

@@ -188,8 +188,8 @@ OPTIONS = (
            "`kafka.bootstrap.servers` is another name for it.", "`kafka.bootstrap.servers`; the addresses differ"),
     Option("subscribe", "topic,topic", Unset("one of these three"), READ, _topics, "Topics to read, with all their partitions."),
     Option("subscribePattern", "regular expression", Unset("one of these three"), READ, _pattern,
-           "Reads every topic whose whole name matches (`flights.*`: all that begin with it). A stream also reads "
-           "topics that are created later.", "Java's regular expressions there, Python's here"),
+           "Reads every topic in whose name the pattern is found (`^flights`: all that begin with it; `flights`: all "
+           "with it in them). A stream also reads topics that are created later.", "Java's regular expressions there, Python's here"),
     Option("assign", '`{"topic": [0, 1]}`', Unset("one of these three"), READ, lambda _, text: parse_assignment(text),
            "Partitions to read."),
     Option("startingOffsets", "earliest, latest, committed or JSON", {BATCH_READ: "earliest", STREAM_READ: "latest"}, READ, _start,

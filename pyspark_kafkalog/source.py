@@ -97,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             end = session.next_position(position, limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT)
         if session.has_ended(position, end):
-            session.progress.finish()
+            session.finish(position)
         return to_log(end)
 
     def commit(self, end: LoggedOffsets) -> None:

@@ -283,7 +283,8 @@ class Controller:
         if not changes:
             return
         began = self._clock.monotonic()
-        written = registry.change_states(self._session, changes, term.fence)
+        found = registry.change_states(self._session, changes, term.fence)
+        written = {key: state for key, state in found.items() if isinstance(state, PartitionState)}
         for change in changes:
             key = (change.topic.topic_id, change.number)
             self._written.pop(key, None)

@@ -16,7 +16,7 @@ from broker.replica.partition import Partition
 from broker.replica.role import Wanted
 from broker.states import election
 from kafkalog.clock import Clock
-from kafkalog.errors import ZooKeeperUnreachable
+from kafkalog.errors import UnreadableZnode, ZooKeeperUnreachable
 from kafkalog.events import get_logger
 from kafkalog.zk import registry
 from kafkalog.zk.registry import BrokerRecord, StateChange
@@ -101,7 +101,9 @@ class InSyncSets:
             return
         found = registry.change_states(self._host.metadata.session, [wish.change for wish in begun])
         for partition, wanted, _ in begun:
-            partition.role.take_outcome(wanted, found.get((partition.topic_id, partition.number)))
+            state = found.get((partition.topic_id, partition.number))
+            if not isinstance(state, UnreadableZnode):  # else who was to join may have: it goes on counting
+                partition.role.take_outcome(wanted, state)
 
     def _wish_of(self, partition: Partition, now: float, live: Mapping[int, BrokerRecord]) -> _Wish | None:
         wanted = partition.role.wanted_changes(now, self._lag_seconds, live)

@@ -26,6 +26,7 @@ from kafkalog.errors import (
     UnknownBroker,
     UnknownPartition,
     UnknownTopic,
+    UnreadableZnode,
 )
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
@@ -251,6 +252,8 @@ def _change(
             now = written.get((change.topic.topic_id, change.number))
             if now is None:
                 failed[place] = UnknownTopic(topic=change.topic.name)
+            elif isinstance(now, UnreadableZnode):
+                failed[place] = now
             elif replace(now, version=0) != replace(change.after, version=0):
                 left[place] = replace(moves[place], state=now)
             else:

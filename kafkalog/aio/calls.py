@@ -28,10 +28,35 @@ def begin(call: Callable[[], _Result]) -> asyncio.Future[_Result]:
     return future
 
 
-async def in_thread(call: Callable[[], _Result]) -> _Result:
-    """What a call returns that is made in a thread of its own. Cancelled, it goes on, and nobody gets its outcome."""
-    future = begin(call)
-    await asyncio.wait([future])
+async def in_thread(
+    call: Callable[[], _Result], on_untold: Callable[[BaseException], object] = lambda error: None
+) -> _Result:
+    """What a call returns that is made in a thread of its own. Cancelled, it goes on, and nobody gets its outcome but
+    `on_untold`, which is called in that thread if it fails then."""
+    is_cancelled = False
+    untold: list[BaseException] = []
+
+    def called() -> _Result:
+        try:
+            return call()
+        except BaseException as error:
+            untold.append(error)
+            if is_cancelled:
+                tell()
+            raise
+
+    def tell() -> None:
+        with suppress(IndexError):  # the other thread does
+            on_untold(untold.pop())
+
+    future = begin(called)
+    try:
+        await asyncio.wait([future])
+    except BaseException:
+        is_cancelled = True
+        tell()
+        raise
+    untold.clear()
     return future.result()
 
 

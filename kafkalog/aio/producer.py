@@ -14,7 +14,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -25,7 +25,7 @@ from kafkalog.client.config import Partitioner
 from kafkalog.client.producer import delivery as threaded_delivery
 from kafkalog.client.producer import producer as threaded
 from kafkalog.client.producer.queue import Batch
-from kafkalog.errors import BufferExhausted, KafkalogError
+from kafkalog.errors import BufferExhausted, InvalidArgument, KafkalogError
 from kafkalog.format.columns import Headers
 from kafkalog.records import RecordMetadata, TopicPartition
 
@@ -56,14 +56,8 @@ class Delivery:
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self._delivery.done():
-            batch, index = self._delivery._batch, self._delivery._index
-            batch.ask(index)
-            try:
-                yield from self._producer._wait_done(batch).__await__()
-            except BaseException:  # cancelled: nobody was told
-                accumulator = self._producer._accumulator
-                accumulator.lock.run(accumulator.ask_no_more, batch, index)
-                raise
+            run = threaded_delivery.Run(self._delivery._batch, self._delivery._index, 1)
+            yield from self._producer._asked([run]).__await__()
         return self._delivery.result()
 
     def __repr__(self) -> str:
@@ -97,6 +91,7 @@ class Producer:
         self._accumulator = self._producer._accumulator
         self._block_seconds = self._producer._settings.max_block_ms / 1000
         self._sends = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lookups: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._room: asyncio.Future[None] | None = None
         self._waits: dict[Batch, asyncio.Future[None]] = {}
@@ -139,6 +134,8 @@ class Producer:
             BufferExhausted: the memory stayed full for max.block.ms.
             Closed: the producer is closed.
         """
+        if self._loop is not asyncio.get_running_loop():
+            self._enter_loop()
         try:
             count = self._producer._routes[topic].count
         except (KeyError, TypeError):
@@ -188,7 +185,7 @@ class Producer:
             (partition, first offset, records) of every run; the offset is -1 with acks=0.
         """
         send = partial(self._producer.send_many, topic, values, keys, partition=partition, timestamp_us=timestamp_us)
-        return await in_thread(lambda: send().result())
+        return await self._placed(await in_thread(send))
 
     async def send_arrow(
         self, topic: str, table: pa.Table | pa.RecordBatch, *, partition: int | None = None
@@ -198,7 +195,8 @@ class Producer:
         Returns:
             (partition, first offset, rows) of every batch; the offset is -1 with acks=0.
         """
-        return await in_thread(lambda: self._producer.send_arrow(topic, table, partition=partition).result())
+        send = partial(self._producer.send_arrow, topic, table, partition=partition)
+        return await self._placed(await in_thread(send))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all open batches now, and wait until every record sent before is acknowledged or has failed.
@@ -207,7 +205,7 @@ class Producer:
             KafkalogError: the first failure of a record whose handle nobody awaited.
             RequestTimedOut: not within `timeout` seconds.
         """
-        await in_thread(partial(self._producer.flush, timeout))
+        await in_thread(partial(self._producer.flush, timeout), self._untold)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail.
@@ -215,13 +213,19 @@ class Producer:
         Raises:
             KafkalogError: as from `flush`; the producer is closed all the same.
         """
-        await in_thread(partial(self._producer.close, timeout))
+        await in_thread(partial(self._producer.close, timeout), self._untold)
+
+    def _enter_loop(self) -> None:
+        """At the first call: this thread runs the event loop, and may not wait. Raises InvalidArgument."""
+        if self._loop is not None and self._accumulator.closed is None:
+            raise InvalidArgument(reason="this producer is used in two event loops: make one producer in each")
+        self._loop = asyncio.get_running_loop()
+        self._accumulator.may_not_wait.add(threading.get_ident())
 
     # --- topics
 
     async def _look_up(self, topic: str, partition: int | None) -> None:
         """Wait until the producer knows a topic, and that it has a partition. Raises KafkalogError."""
-        self._accumulator.may_not_wait.add(threading.get_ident())
         wanted = repr(topic), repr(partition)  # they may be anything
         lookup = self._lookups.get(wanted)
         if lookup is None:
@@ -265,8 +269,31 @@ class Producer:
 
     # --- waiting for acks
 
-    async def _wait_done(self, batch: Batch) -> None:
-        """Wait until a batch is acknowledged or has failed. It is sent after the tasks that can run now: their records
+    async def _placed(self, sent: threaded_delivery.ManyDelivery) -> list[tuple[TopicPartition, int, int]]:
+        """The places in the log of what was sent, once all is acknowledged. Raises KafkalogError."""
+        await self._asked(sent._runs)
+        return sent.result()
+
+    async def _asked(self, runs: Sequence[threaded_delivery.Run]) -> None:
+        """Wait until these are acknowledged or have failed. Cancelled, nobody was told of their outcome."""
+        left = [run for run in runs if not run.batch.done]
+        try:
+            for run in left:
+                run.batch.ask(run.first, run.records)
+            if left:
+                await asyncio.wait({self._wait_of(run.batch) for run in left})
+        except BaseException:
+            for run in left:
+                self._accumulator.lock.run(self._accumulator.ask_no_more, run.batch, run.first)
+            raise
+
+    def _untold(self, error: BaseException) -> None:
+        """A flush or a close that was cancelled has failed."""
+        if isinstance(error, KafkalogError):
+            self._accumulator.lock.run(self._accumulator.tell_later, error)
+
+    def _wait_of(self, batch: Batch) -> asyncio.Future[None]:
+        """Done once a batch is acknowledged or has failed. It is sent after the tasks that can run now: their records
         go with it."""
         wait = self._waits.get(batch)
         if wait is None:
@@ -274,7 +301,7 @@ class Producer:
             wait = self._waits[batch] = loop.create_future()
             self._accumulator.lock.run(self._watch, batch, loop)
             loop.call_soon(self._hurry, batch)
-        await asyncio.wait([wait])
+        return wait
 
     def _watch(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
         """Lock held: learn when a batch is done."""

@@ -586,7 +586,7 @@ def registration_check(broker_id: int, epoch: int) -> Check:
 
 def change_states(
     session: ZooKeeperSession, changes: Sequence[StateChange], fence: Check | None = None
-) -> dict[tuple[bytes, int], PartitionState]:
+) -> dict[tuple[bytes, int], PartitionState | UnreadableZnode]:
     """Make changes of partition states, each as a compare-and-set, many in one request. One that is refused, because
     its state has changed or its checks do not hold, leaves the others alone.
 
@@ -594,13 +594,13 @@ def change_states(
         fence: a check for all of them.
 
     Returns:
-        By topic id and number, the state that was written, or the current one if the change was refused. Partitions
-        whose topic was deleted meanwhile, and those whose state cannot be read, are left out.
+        By topic id and number, the state that was written, or the current one if the change was refused, or why that
+        one cannot be read: it may be any. Partitions whose topic was deleted meanwhile are left out.
 
     Raises:
         BadVersion: the fence does not hold any more. Changes may have been made while it did.
     """
-    current: dict[tuple[bytes, int], PartitionState] = {}
+    current: dict[tuple[bytes, int], PartitionState | UnreadableZnode] = {}
     for chunk in _chunks(_with_parents(session, changes)):
         current |= _change_chunk(session, chunk, fence)
     return current
@@ -644,7 +644,7 @@ def _chunks(changes: Sequence[StateChange]) -> Iterator[list[StateChange]]:
 
 def _change_chunk(
     session: ZooKeeperSession, changes: list[StateChange], fence: Check | None
-) -> dict[tuple[bytes, int], PartitionState]:
+) -> dict[tuple[bytes, int], PartitionState | UnreadableZnode]:
     written: list[StateChange] = []
     left = changes
     while left and not written:
@@ -661,7 +661,7 @@ def _change_chunk(
                     raise BadVersion from None
                 break
             left = possible
-    current = {
+    current: dict[tuple[bytes, int], PartitionState | UnreadableZnode] = {
         (change.topic.topic_id, change.number): replace(
             change.after, version=0 if change.before is None else change.before.version + 1
         )
@@ -670,7 +670,7 @@ def _change_chunk(
     refused = [change for change in changes if (change.topic.topic_id, change.number) not in current]
     found = read_states(session, [change.path for change in refused])
     for change in refused:
-        if isinstance(state := found[change.path], PartitionState):
+        if (state := found[change.path]) is not None:
             current[change.topic.topic_id, change.number] = state
     return current
 
@@ -717,9 +717,18 @@ def write_states(
     session: ZooKeeperSession, topic: TopicRecord, states: Mapping[int, PartitionState]
 ) -> dict[int, PartitionState]:
     """Write states of a topic's partitions, as `change_states`. A state that `topic` does not have is created; another
-    is replaced if it still has the version in `topic`. Returns the current states by number."""
+    is replaced if it still has the version in `topic`. Returns the current states by number.
+
+    Raises:
+        UnreadableZnode: of a state that was not written. The others were.
+    """
     changes = [StateChange(topic, number, topic.states.get(number), states[number]) for number in sorted(states)]
-    return {number: state for (_, number), state in change_states(session, changes).items()}
+    current = {}
+    for (_, number), state in change_states(session, changes).items():
+        if isinstance(state, UnreadableZnode):
+            raise state
+        current[number] = state
+    return current
 
 
 def read_states(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kafkalog.errors import InvalidArgument
@@ -36,9 +37,9 @@ class Selection:
     value: Any
 
     def matches(self, topic: str) -> bool:
-        """Whether subscribePattern matches a topic's whole name, as in Spark's Kafka connector."""
+        """Whether subscribePattern is found in a topic's name, as in Spark's Kafka connector."""
         assert self.option == "subscribePattern"
-        return re.fullmatch(self.value, topic) is not None
+        return re.search(self.value, topic) is not None
 
     def topics(self) -> tuple[str, ...]:
         """The topics that subscribe or assign name."""
@@ -57,7 +58,12 @@ class Selection:
         """Whether a partition is read, if it is there."""
         if self.option == "subscribePattern":
             return self.matches(partition.topic)
-        return (partition.topic if self.option == "subscribe" else partition) in self.value
+        return (partition.topic if self.option == "subscribe" else partition) in self._named
+
+    @cached_property
+    def _named(self) -> frozenset[Any]:
+        """The topics of subscribe, or the partitions of assign."""
+        return frozenset(self.value)
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class StreamSession:
         self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
+        self._finished_at: PartitionOffsets | None = None
 
     # --- where it starts -----------------------------------------------------------------------------------------
 
@@ -248,12 +249,20 @@ class StreamSession:
         checkpoint is not the last, because a micro-batch of its own records the start."""
         return self.available_now and end == position and not self._is_unread
 
+    def finish(self, position: PartitionOffsets) -> None:
+        """Publish the last position and leave the group; once, for other sources of the query may go on."""
+        if self._finished_at != position:
+            self.progress.finish()
+            self._finished_at = dict(position)
+
     def _publish(self, position: PartitionOffsets, latest: PartitionOffsets) -> None:
         """Publish the position under the group, for topics that exist.
 
         A start is not published before the first micro-batch has succeeded: a query that fails there has read nothing,
         and `committed` would then skip records that were never read.
         """
+        if position == self._finished_at:
+            return
         there = {p: offset for p, offset in position.items() if p in latest and p not in self._again}
         self.progress.at({} if self._is_unread else there, self._topic_ids)
 
@@ -444,7 +453,7 @@ class StreamSession:
         """
         start, end = self._selected(start), self._selected(end)
         if self._target is not None and end != self._initial:
-            self._check_end(self._target, end)
+            self._check_end(self._target, start, end)
         # A first batch that is planned again after a restart ends at its logged end, which may be before the start that
         # is looked up again. The records between are not lost, because the next batch starts at that end.
         if not (start == self._initial and not self._went_on):
@@ -474,9 +483,10 @@ class StreamSession:
             splits = pack([(each, record_count(each)) for each in splits], most)
         return splits
 
-    def _check_end(self, target: PartitionOffsets, end: PartitionOffsets) -> None:
-        """Raises DataLost if a micro-batch of AvailableNow has an impossible end, whatever failOnDataLoss is."""
-        if end.keys() != target.keys():
+    def _check_end(self, target: PartitionOffsets, start: PartitionOffsets, end: PartitionOffsets) -> None:
+        """Raises DataLost if a micro-batch of AvailableNow has an impossible end, whatever failOnDataLoss is. The
+        micro-batch that goes back to the start of a topic made anew leaves out what is new: the next ones read it."""
+        if end.keys() - target.keys() or (target.keys() - end.keys()) & start.keys():
             raise DataLost(
                 reason=f"a micro-batch of Trigger.AvailableNow ends in {partition_names(end)}, but the target is "
                 f"{partition_names(target)}"

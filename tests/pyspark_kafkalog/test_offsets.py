@@ -41,6 +41,7 @@ def test_a_position_is_a_symbol_or_an_offset_for_each_partition(text: str, posit
         ('{"a": {"0": true}}', "'0': true of topic 'a'"),
         ('{"a": {"x": 5}}', "'x': 5 of topic 'a'"),
         ('{"a": {"0": 5, "0": 6}}', "twice"),
+        ('{"a": {"0": 5, "00": 6}}', "twice"),
     ],
 )
 def test_a_wrong_position_names_its_option_and_what_is_wrong(text: str, says: str) -> None:

@@ -256,6 +256,22 @@ def test_available_now_reads_a_topic_created_again_while_it_was_stopped(live: Li
     assert stream.latestOffset(back, EVERYTHING) == {topic: {"0": 5}}
 
 
+def test_available_now_reads_a_topic_created_again_with_more_partitions_after_an_empty_batch(live: Live) -> None:
+    topic = live.topic(3)
+    end = ran(live, topic)
+    made_anew(live, topic, 2, 1)
+    stream = live.stream(subscribe=topic, failOnDataLoss="false")
+    stream.prepareForTriggerAvailableNow()
+    back = stream.latestOffset(end, EVERYTHING)
+    assert back == {topic: {"0": 0}}
+    assert stream.partitions(end, back) == []
+    after = stream.latestOffset(back, EVERYTHING)
+    assert after == {topic: {"0": 2, "1": 1}}
+    assert len(stream.partitions(back, after)) == 2
+    with pytest.raises(DataLost, match=r"ends in .*-0, but the target is"):
+        stream.partitions(after, back)
+
+
 def test_nothing_is_said_of_a_topic_of_which_the_group_has_nothing_or_the_new_one(live: Live) -> None:
     topic = live.topic(3)
     made_anew(live, topic, 5)

@@ -38,6 +38,12 @@ def test_a_selection_is_trimmed_and_empty_names_are_dropped(live: Live) -> None:
     assert live.start(assign=f' {{"{two}": [0]}} ') == {two: {"0": 2}}
 
 
+def test_a_pattern_may_be_found_anywhere_in_a_name(live: Live) -> None:
+    topic = live.topic(1)
+    assert live.start(subscribePattern=topic[1:-1]) == {topic: {"0": 1}}
+    assert live.batch(subscribePattern=f"^{topic[1:]}").partitions() == []
+
+
 def test_the_options_of_a_kafka_job_are_taken_whatever_their_case(live: Live) -> None:
     topic = live.topic(5)
     options = {

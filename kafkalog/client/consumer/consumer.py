@@ -855,6 +855,8 @@ def _behind(batch: pa.RecordBatch) -> dict[TopicPartition, int]:
             reason=f"done is a {type(batch).__name__}, not a message, an Arrow batch of this consumer's, or a dict of "
             "offsets by TopicPartition"
         )
+    if not batch.num_rows:
+        return {}
     last = batch.slice(batch.num_rows - 1).select(["topic", "partition", "offset"]).to_pylist()
     return {TopicPartition(each["topic"], each["partition"]): each["offset"] + 1 for each in last}
 

@@ -183,7 +183,8 @@ class Accumulator:
         for batch in batches:
             assert batch.callbacks is not None
             for index, on_delivery in batch.callbacks:
-                metadata = None if batch.error is not None else batch.metadata(index)
+                # Who waits for the batch has no record in it, and rows of tables have no metadata.
+                metadata = None if batch.error is not None or index < 0 else batch.metadata(index)
                 try:
                     on_delivery(batch.error, metadata)
                 except BaseException as error:
@@ -233,6 +234,22 @@ class Accumulator:
             return next(iter(told.values()))
         unkept, self._unkept = self._unkept, None
         return unkept
+
+    def tell_later(self, error: KafkalogError) -> None:
+        """Lock held: a flush or a close has told of a failure, and nobody was there any more: the next one does."""
+        if self._unkept is None:
+            self._unkept = error
+
+    def abandon(self, closed: Closed) -> None:
+        """In a forked child: all that is not acknowledged is the parent's, which goes on sending it."""
+        self.renew_locks()
+        self.closed = closed
+        for batch in self.unfinished():
+            batch.done, batch.error, batch.callbacks = True, closed, None
+        self._unfinished.clear()
+        self._failures, self._unkept = [], None
+        self.on_room.clear()
+        self.buffered = 0
 
     def close(self) -> None:
         """Lock held: accept no more records, and wake the callers that wait for room."""

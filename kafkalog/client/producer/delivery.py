@@ -41,7 +41,7 @@ class Delivery:
         batch = self._batch
         if not batch.done:
             _wait([Run(batch, self._index, 1)], timeout)
-        elif batch.error is not None:
+        if batch.error is not None:  # once more: another thread may have stopped waiting for the same record
             batch.ask(self._index)
         return batch.error
 

@@ -44,6 +44,7 @@ from kafkalog.events import get_logger
 from kafkalog.format.batch import CODECS
 from kafkalog.format.columns import Headers, copied
 from kafkalog.net.forks import after_fork
+from kafkalog.net.main_thread import Signal
 from kafkalog.records import TopicPartition
 from kafkalog.wire import broker_pb2
 
@@ -472,53 +473,56 @@ class Producer:
         if threading.get_ident() in self._accumulator.own_threads:
             raise InvalidArgument(reason="close() cannot be called in on_delivery, because it waits for that thread")
         timeout = arguments.seconds("timeout", timeout)
-        closing = self._lock.run(self._take_no_more)
-        if closing is None:
-            self._wait_closed(timeout)
-            return
         end = None if timeout is None else time.monotonic() + timeout
+        closing = _Closing()
         failure: KafkalogError | None = None
         try:
-            self.flush(timeout)
+            self._lock.run(self._take_no_more, closing)
+            if self._closing is closing:
+                self.flush(timeout)
         except KafkalogError as error:
             failure = closing.failure = error
-        finally:
-            try:
-                self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS)
-            finally:
-                closing.ended.set()
+        finally:  # an interrupt, wherever it comes, leaves nothing open
+            if self._closing is closing:
+                try:
+                    self._stop(None if end is None else max(0.0, end - time.monotonic()) + _JOIN_SECONDS, closing)
+                finally:
+                    closing.ended.set()
         if failure is not None:
             raise failure
+        if self._closing is not closing:
+            self._wait_closed(timeout)
 
     def _wait_closed(self, timeout: float | None) -> None:
-        """Wait for the thread that is closing this producer, if there is one. Raises what it raises."""
+        """Wait for the thread that is closing this producer, if there is one. Raises what it raises, or what was not
+        told before."""
         closing = self._closing
-        if closing is None or closing.ended.is_set() or closing.thread == threading.get_ident():
-            return
-        if not closing.ended.wait(timeout):
-            assert timeout is not None
-            raise RequestTimedOut(what="a close", address=self._cluster.address, timeout_ms=int(timeout * 1000))
-        if closing.failure is not None:
-            raise closing.failure.fresh()
+        failure: KafkalogError | None = None
+        if closing is not None and not closing.ended.is_set() and closing.thread != threading.get_ident():
+            if not closing.ended.wait(timeout):
+                assert timeout is not None
+                raise RequestTimedOut(what="a close", address=self._cluster.address, timeout_ms=int(timeout * 1000))
+            failure = closing.failure
+        untold = self._lock.run(self._accumulator.take_failure, ())
+        if (failure or untold) is not None:
+            raise (failure or untold).fresh()  # type: ignore[union-attr]
 
-    def _take_no_more(self) -> _Closing | None:
-        """Lock held: None, if it was closed before."""
-        if self._accumulator.closed is not None:
-            return None
-        self._close_batches()  # send() checks for a close only when it needs a new batch
-        self._accumulator.close()
-        self._closing = _Closing()
-        return self._closing
+    def _take_no_more(self, closing: _Closing) -> None:
+        """Lock held: unless it was closed before, this is the closing."""
+        if self._accumulator.closed is None:
+            self._closing = closing
+            self._close_batches()  # send() checks for a close only when it needs a new batch
+            self._accumulator.close()
 
-    def _stop(self, join_timeout: float | None) -> None:
+    def _stop(self, join_timeout: float | None, closing: _Closing) -> None:
         senders = self._lock.run(self._stop_senders)
         if self._owns_cluster:
             self._cluster.close()  # ends the senders' calls to it
         end = None if join_timeout is None else time.monotonic() + join_timeout
         for sender in senders:  # one that is connecting may be late; it ends when it sees the close
             sender.join(None if end is None else max(0.0, end - time.monotonic()))
-        self._accumulator.call_back(self._lock.run(self._give_up_the_rest))
         _open.discard(self)
+        self._accumulator.call_back(self._lock.run(self._give_up_the_rest, closing))
 
     def _stop_senders(self) -> list[Sender]:
         """Lock held."""
@@ -528,10 +532,12 @@ class Producer:
             sender.stop()
         return senders
 
-    def _give_up_the_rest(self) -> list[Batch]:
+    def _give_up_the_rest(self, closing: _Closing) -> list[Batch]:
         """Lock held."""
         left = self._accumulator.unfinished()
         left.reverse()
+        if left and closing.failure is None:  # what ended the flush is no failure of a record
+            closing.failure = Closed(what="producer")
         for batch in left:
             batch.queue.clear()
         return self._accumulator.finish([(batch, Closed(what="producer")) for batch in left])
@@ -793,10 +799,10 @@ class Producer:
     def _after_fork_in_child(self) -> None:
         """Start empty: the parent continues to send its records; the child has neither its threads nor its
         connections."""
-        self._accumulator.renew_locks()
+        self._accumulator.abandon(Closed(what="producer, made before a fork (make one in the child),"))
         self._lock = self._accumulator.lock
         self._closing = None
-        self._accumulator.closed = Closed(what="producer, made before a fork (make one in the child),")
+        self._routes.clear()  # with the open batches: nothing would send what joined them
         for sender in self._senders.values():
             sender.abandon()
 
@@ -812,7 +818,7 @@ class _Closing:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.ended = threading.Event()
+        self.ended = Signal()
         self.failure: KafkalogError | None = None
 
 
@@ -824,8 +830,8 @@ def _close_forgotten() -> None:
     for producer in list(_open):
         try:
             producer.close(_EXIT_SECONDS)
-        except KafkalogError as error:
-            log.warning("producer_not_flushed", reason=str(error))
+        except BaseException as error:  # of a callback, too: the others are flushed all the same
+            log.warning("producer_not_flushed", reason=str(error) or type(error).__name__)
 
 
 atexit.register(_close_forgotten)

@@ -356,7 +356,9 @@ def test_a_join_that_was_on_its_way_when_a_machine_lost_power_comes_to_nothing(
         after = join(state, lost, state.directories[lost], 2)
         checks = (registration_check(lost, before),)
         session = leader.broker.host.metadata.session
-        written.append(change_states(session, [StateChange(record, 0, state, after, checks)])[topic, 0].isr)
+        found = change_states(session, [StateChange(record, 0, state, after, checks)])[topic, 0]
+        assert isinstance(found, PartitionState)
+        written.append(found.isr)
 
     def raised(self: Registration) -> None:
         if not is_late:
@@ -999,3 +1001,32 @@ def test_a_log_that_ends_amid_a_batch_of_its_leader_begins_anew_with_that(
         brokers[lost] = start_broker(lost, replica_lag_time_max_ms=3000)
     waited_for(in_sync(brokers, topic, 0, 0, 1, 2), 30)
     assert (replica(brokers[lost], topic).start_offset, replica(brokers[lost], topic).end_offset) == (15, 30)
+
+
+def test_a_state_that_can_not_be_read_leaves_the_join_open_and_other_partitions_alone(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The join may have been written before: the leader goes on counting the follower, or what it acknowledges could be
+    lost with the others."""
+    topic, leader, follower, look = with_one_that_may_join(brokers, monkeypatch)
+    session, role = leader.broker.host.metadata.session, replica(leader, topic).role
+    path = paths.partition_state("t", topic, 0)
+    content, _ = session.get(path)
+    begin_change = role.begin_change
+
+    def begin_and_spoil(wanted: Wanted) -> bool:
+        session.set(path, b"not json")
+        return begin_change(wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(role, "begin_change", begin_and_spoil)
+        look()
+    assert role.leadership is not None and follower in role.leadership.joining
+    session.set(path, content)
+
+    def has_joined() -> bool:
+        look()
+        return follower in leader.record("t").states[0].isr
+
+    waited_for(has_joined)
+    assert not role.leadership.joining

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -80,15 +81,18 @@ async def until(event: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class Ticker:
-    """Counts the turns of a task that takes one after another."""
+    """Counts the turns of a task that takes one after another; `longest` is the longest time for one, in s."""
 
     def __init__(self) -> None:
         self.ticks = 0
+        self.longest = 0.0
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         while True:
+            before = time.monotonic()
             await asyncio.sleep(0.001)
+            self.longest = max(self.longest, time.monotonic() - before)
             self.ticks += 1
 
     def stop(self) -> None:

@@ -260,6 +260,65 @@ def test_a_failed_delivery_is_raised_where_it_is_awaited_and_else_by_flush(clust
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["await", "send_many", "send_arrow", "flush", "close"])
+def test_a_failure_whose_call_was_cancelled_is_told_by_the_next(cluster: LocalCluster, made: str, how: str) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind, delivery_timeout_ms=1500, request_timeout_ms=500)
+            await producer.send_and_wait(made, b"x", partition=0)
+            proxy.hold_answers()
+
+            async def call() -> object:
+                if how == "send_many":
+                    return await producer.send_many(made, [b"x"], partition=0)
+                if how == "send_arrow":
+                    return await producer.send_arrow(made, pa.table({"value": [b"x"]}), partition=0)
+                delivery = await producer.send(made, b"x", partition=0)
+                return await (delivery if how == "await" else producer.flush() if how == "flush" else producer.close())
+
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(call(), 0.3)
+            batches = producer._accumulator.unfinished
+            await until(lambda: not batches())
+            if how != "close":
+                with pytest.raises(DeliveryTimedOut):
+                    await producer.flush()
+                await producer.flush()
+            else:
+                with pytest.raises(DeliveryTimedOut):
+                    await producer.close()
+            await producer.close()
+            proxy.cut()
+
+    asyncio.run(main())
+
+
+def test_no_send_waits_in_the_event_loop_whoever_looked_the_topic_up(cluster: LocalCluster, made: str) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind, buffer_memory=100_000, max_block_ms=3000, delivery_timeout_ms=9000)
+            await producer.send_many(made, [b"0"], partition=0)
+            proxy.hold_answers()
+            ticker = Ticker()
+            sending = [producer.send(made, bytes(10_000), partition=0) for _ in range(100)]
+            with pytest.raises(BufferExhausted):
+                await asyncio.gather(*sending)
+            ticker.stop()
+            assert ticker.longest < 1.0
+            proxy.cut()
+            await producer.close()
+
+    asyncio.run(main())
+
+
+def test_a_producer_in_two_event_loops_says_so(cluster: LocalCluster, made: str) -> None:
+    producer = aio.Producer(cluster.bootstrap_servers)
+    asyncio.run(producer.send_and_wait(made, b"0", partition=0))
+    with pytest.raises(InvalidArgument, match="two event loops"):
+        asyncio.run(producer.send_and_wait(made, b"1", partition=0))
+    asyncio.run(producer.close())
+
+
 def test_closing_ends_waits_for_acks(cluster: LocalCluster, made: str) -> None:
     async def main() -> None:
         with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):

@@ -20,6 +20,7 @@ from kafkalog.errors import Closed, InvalidArgument
 from kafkalog.net.control import _controls
 from kafkalog.net.forks import after_fork
 from kafkalog.net.tcp import format_address
+from tests.proxy import proxied
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -132,6 +133,32 @@ def test_a_producer_of_the_parent_refuses_in_the_child_and_continues_in_the_pare
 
         in_child(send)
         assert producer.send(topic, b"last").result(30).offset == 2
+
+
+def test_a_child_neither_sends_nor_waits_for_what_the_parent_has_not_sent_yet(
+    cluster: LocalCluster, topic: str
+) -> None:
+    fill(cluster, topic, 0)
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
+        producer = Producer(through, linger_ms=60_000)
+        proxy.hold_answers()
+        in_flight = producer.send(topic, b"0", partition=0)
+        producer._lock.run(producer._close_batches)
+        lingering = producer.send(topic, b"1", partition=0)
+
+        def child() -> None:
+            with pytest.raises(Closed, match="made before a fork"):
+                producer.send(topic, b"child", partition=0)
+            for delivery in (in_flight, lingering):
+                assert isinstance(delivery.exception(30), Closed)
+            producer.flush(30)
+            producer.close(30)
+
+        in_child(child)
+        assert not lingering.done()
+        proxy.cut()
+        producer.close()
+        assert (in_flight.result().offset, lingering.result().offset) == (0, 1)
 
 
 def test_one_that_fails_after_a_fork_keeps_none_of_the_others_from_it() -> None:

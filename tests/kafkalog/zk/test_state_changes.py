@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kafkalog.errors import UnreadableZnode
 from kafkalog.zk import paths, registry
 from kafkalog.zk.cluster import join_cluster
 from kafkalog.zk.registry import BrokerRecord, PartitionState, StateChange, TopicRecord, change_states
@@ -198,8 +199,19 @@ def test_a_state_that_can_not_be_read_leaves_the_other_changes_alone(cluster: Zo
     path = paths.partition_state("t", topic.topic_id, 1)
     cluster.set(path, b"not json")
     changed = change_states(cluster, led_by_1(topic), Check(FENCE, 0))
+    unreadable = changed.pop((topic.topic_id, 1))
+    assert isinstance(unreadable, UnreadableZnode) and path in str(unreadable)
     assert changed == {(topic.topic_id, number): replace(LED_BY_1, version=1) for number in (0, 2)}
     assert cluster.get(path)[0] == b"not json"
+
+
+def test_whoever_needs_a_state_is_told_that_it_can_not_be_read(cluster: ZooKeeperSession) -> None:
+    topic = new_topic(cluster, 2)
+    cluster.set(paths.partition_state("t", topic.topic_id, 0), b"not json")
+    with pytest.raises(UnreadableZnode):
+        registry.write_states(cluster, topic, dict.fromkeys(range(2), LED_BY_1))
+    other = paths.partition_state("t", topic.topic_id, 1)
+    assert registry.read_states(cluster, [other]) == {other: replace(LED_BY_1, version=1)}
 
 
 def test_a_state_names_replicas_and_target_only_once_the_partition_was_moved(cluster: ZooKeeperSession) -> None:

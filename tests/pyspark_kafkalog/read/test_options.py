@@ -81,10 +81,14 @@ def test_everything_given_is_parsed() -> None:
     assert parsed.include_headers
 
 
-def test_a_pattern_matches_a_whole_name() -> None:
-    """As Java's Pattern.matches in Spark's Kafka connector, and as `kafkalog consume --pattern`."""
+def test_a_pattern_is_searched_for_in_a_name() -> None:
+    """As by `findFirstIn` in Spark's Kafka connector."""
     selection = parse_source({**SERVERS, "subscribePattern": "fl.*|^b$"}).selection
-    assert [topic for topic in ("flights", "b", "ab", "in-flight") if selection.matches(topic)] == ["flights", "b"]
+    assert [topic for topic in ("flights", "b", "ab", "in-flight", "bb") if selection.matches(topic)] == [
+        "flights",
+        "b",
+        "in-flight",
+    ]
 
 
 def test_the_topics_of_assigned_partitions_come_once_each_and_sorted() -> None:

@@ -110,13 +110,39 @@ def test_who_asks_counts_as_told_of_a_failure_before_it_comes_and_after() -> Non
         sending = Sending()
         batch = sending.batch(7)
         if asks_first:
-            with pytest.raises(RequestTimedOut):
-                delivery_of(batch, 0).result(0)
-        sending.finish(batch, error=FAILED)
-        if not asks_first:
+            waited_for(delivery_of(batch, 0).exception, [batch], lambda: sending.finish(batch, error=FAILED))  # noqa: B023
+        else:
+            sending.finish(batch, error=FAILED)
             delivery_of(batch, 0).exception()
         with sending.accumulator.lock:
             assert sending.accumulator.take_failure([batch]) is None
+
+
+def test_of_two_that_wait_for_a_record_one_stops_and_the_other_is_told() -> None:
+    sending = Sending()
+    batch = sending.batch(7)
+
+    def then() -> None:
+        with pytest.raises(RequestTimedOut):
+            delivery_of(batch, 0).result(0)
+        sending.finish(batch, error=FAILED)
+
+    assert waited_for(delivery_of(batch, 0).exception, [batch], then) is FAILED
+    with sending.accumulator.lock:
+        assert sending.accumulator.take_failure([batch]) is None
+
+
+def test_who_stopped_waiting_was_not_told() -> None:
+    sending = Sending()
+    batches = [sending.batch(7), sending.batch(8)]
+    for ask in (delivery_of(batches[0], 0).exception, of_batches(batches).result):
+        with pytest.raises(RequestTimedOut):
+            ask(0)
+    for batch in batches:
+        sending.finish(batch, error=FAILED)
+    with sending.accumulator.lock:
+        assert sending.accumulator.failures() == batches
+        assert sending.accumulator.take_failure(batches) is FAILED
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -189,12 +215,14 @@ def test_of_a_table_the_first_batch_that_failed_says_why_and_all_are_waited_for(
 def test_of_a_table_every_batch_that_lingers_is_hurried_and_whoever_asks_is_told_of_all() -> None:
     sending = Sending()
     batches = [sending.batch(7, is_open=True), sending.batch(8), sending.batch(9, is_open=True)]
-    with pytest.raises(RequestTimedOut):
-        of_batches(batches).result(0)
+
+    def fail() -> None:
+        for batch in batches:
+            batch.queue.close_batch()
+            sending.finish(batch, error=FAILED)
+
+    assert waited_for(of_batches(batches).exception, batches, fail) is FAILED
     assert sending.hurried == [0, 2]
-    for batch in batches:
-        batch.queue.close_batch()
-        sending.finish(batch, error=FAILED)
     with sending.accumulator.lock:
         assert sending.accumulator.take_failure(batches) is None
 

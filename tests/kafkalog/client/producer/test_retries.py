@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,10 +19,12 @@ import pytest
 
 from broker.local import LocalCluster
 from kafkalog import Admin, Producer, TopicPartition
+from kafkalog.client.cluster import Cluster
 from kafkalog.client.producer.queue import OnDelivery
-from kafkalog.errors import BrokerUnreachable, DeliveryTimedOut, KafkalogError, RequestTimedOut, UnknownTopic
+from kafkalog.errors import BrokerUnreachable, Closed, DeliveryTimedOut, KafkalogError, RequestTimedOut, UnknownTopic
 from kafkalog.records import RecordMetadata
 from kafkalog.wire import broker_pb2 as pb
+from tests.interrupts import Interrupted, interrupted_at
 from tests.proxy import proxied
 from tests.reading import messages_of
 from tests.threads import join_all
@@ -331,6 +336,61 @@ def test_who_closes_beside_another_thread_waits_for_it(cluster: LocalCluster, to
         producer.close()
         proxy.cut()
     assert read_numbers(cluster, topic)[0] == [0, 1]
+
+
+def test_a_close_that_is_interrupted_anywhere_leaves_nothing_open(cluster: LocalCluster, topic: str) -> None:
+    create(cluster, topic)
+    place, was_interrupted = 0, True
+    with closing(Cluster(cluster.bootstrap_servers)) as shared:
+        while was_interrupted:
+            producer = Producer(shared, linger_ms=60_000)
+            sent = producer.send(topic, b"%d" % place, partition=0)
+            was_interrupted = False
+            with suppress(Interrupted):
+                was_interrupted = interrupted_at(
+                    place,
+                    partial(producer.close, 30),
+                    "producer/producer.py",
+                    "producer/accumulator.py",
+                )
+            close = producer._closing
+            assert close is None or close.ended.is_set(), place
+            closers = [threading.Thread(target=_closed, args=(producer,)) for _ in range(2)]
+            for closer in closers:
+                closer.start()
+            join_all(closers, 60)
+            assert sent.done(), place
+            if sent.exception() is not None:
+                assert close is not None and isinstance(close.failure, Closed), place
+            place += 1
+    assert place > 20
+
+
+def _closed(producer: Producer) -> None:
+    with suppress(Closed):
+        producer.close(30)
+
+
+def test_a_callback_that_exits_keeps_no_other_producer_from_its_flush_at_exit(
+    cluster: LocalCluster, topic: str
+) -> None:
+    create(cluster, topic)
+    program = f"""
+import sys
+from kafkalog import Producer
+from kafkalog.client.producer import producer as module
+
+module._EXIT_SECONDS = 1.0
+for number in range(4):
+    lost = Producer("{cluster.bootstrap_servers}", linger_ms=60_000)
+    lost.send("{topic}", b"-1", partition=1, on_delivery=lambda error, metadata: sys.exit(1))
+    lost.flush = lambda timeout: sys.exit(1)
+    kept = Producer("{cluster.bootstrap_servers}", linger_ms=60_000)
+    kept.send("{topic}", b"%d" % number, partition=0)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(read_numbers(cluster, topic)[0]) == [0, 1, 2, 3], ran.stderr
 
 
 def test_each_of_two_flushes_tells_of_the_failures_that_it_waited_for(cluster: LocalCluster, topic: str) -> None:
