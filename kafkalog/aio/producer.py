@@ -25,7 +25,7 @@ from kafkalog.client.config import Partitioner
 from kafkalog.client.producer import delivery as threaded_delivery
 from kafkalog.client.producer import producer as threaded
 from kafkalog.client.producer.queue import Batch
-from kafkalog.errors import BufferExhausted, InvalidArgument, KafkalogError
+from kafkalog.errors import BufferExhausted, InvalidArgument, KafkalogError, RequestTimedOut
 from kafkalog.format.columns import Headers
 from kafkalog.records import RecordMetadata, TopicPartition
 
@@ -56,6 +56,7 @@ class Delivery:
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self._delivery.done():
+            self._producer._enter_loop()
             run = threaded_delivery.Run(self._delivery._batch, self._delivery._index, 1)
             yield from self._producer._asked([run]).__await__()
         return self._delivery.result()
@@ -134,8 +135,7 @@ class Producer:
             BufferExhausted: the memory stayed full for max.block.ms.
             Closed: the producer is closed.
         """
-        if self._loop is not asyncio.get_running_loop():
-            self._enter_loop()
+        self._enter_loop()
         try:
             count = self._producer._routes[topic].count
         except (KeyError, TypeError):
@@ -184,6 +184,7 @@ class Producer:
         Returns:
             (partition, first offset, records) of every run; the offset is -1 with acks=0.
         """
+        self._enter_loop()
         send = partial(self._producer.send_many, topic, values, keys, partition=partition, timestamp_us=timestamp_us)
         return await self._placed(await in_thread(send))
 
@@ -195,6 +196,7 @@ class Producer:
         Returns:
             (partition, first offset, rows) of every batch; the offset is -1 with acks=0.
         """
+        self._enter_loop()
         send = partial(self._producer.send_arrow, topic, table, partition=partition)
         return await self._placed(await in_thread(send))
 
@@ -205,7 +207,7 @@ class Producer:
             KafkalogError: the first failure of a record whose handle nobody awaited.
             RequestTimedOut: not within `timeout` seconds.
         """
-        await in_thread(partial(self._producer.flush, timeout), self._untold)
+        await in_thread(partial(self._producer.flush, timeout), self._flush_untold)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then end threads and connections. Records not acknowledged within `timeout` seconds fail.
@@ -216,7 +218,9 @@ class Producer:
         await in_thread(partial(self._producer.close, timeout), self._untold)
 
     def _enter_loop(self) -> None:
-        """At the first call: this thread runs the event loop, and may not wait. Raises InvalidArgument."""
+        """Of a call: this thread runs the event loop, and may not wait. Raises InvalidArgument."""
+        if self._loop is asyncio.get_running_loop():
+            return
         if self._loop is not None and self._accumulator.closed is None:
             raise InvalidArgument(reason="this producer is used in two event loops: make one producer in each")
         self._loop = asyncio.get_running_loop()
@@ -286,6 +290,11 @@ class Producer:
             for run in left:
                 self._accumulator.lock.run(self._accumulator.ask_no_more, run.batch, run.first)
             raise
+
+    def _flush_untold(self, error: BaseException) -> None:
+        """A flush that was cancelled has failed. If its time was over, its records are left to the next one."""
+        if not isinstance(error, RequestTimedOut):
+            self._untold(error)
 
     def _untold(self, error: BaseException) -> None:
         """A flush or a close that was cancelled has failed."""

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class Signal:
-    """As `threading.Event`, with a lock of C code."""
+    """As `threading.Event`, with a lock of C code, which each that was waited for passes on to the next."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -41,9 +41,13 @@ class Signal:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is set, at most for so many seconds; returns whether it is."""
-        if not self._is_set and self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
-            with suppress(RuntimeError):  # it was set once more just now
-                self._lock.release()
+        try:
+            if not self._is_set:
+                self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
+        finally:
+            if self._is_set:
+                with suppress(RuntimeError):  # another thread has released it, or none had taken it
+                    self._lock.release()
         return self._is_set
 
 

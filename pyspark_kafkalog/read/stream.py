@@ -268,7 +268,8 @@ class StreamSession:
 
     def done(self, end: PartitionOffsets) -> None:
         """Note the end of a micro-batch. It is not a position in a topic that was deleted, or created again, since."""
-        self.progress.done({p: offset for p, offset in end.items() if p in self.latest and p not in self._again})
+        if end != self._finished_at:  # else it would become a member of its group again
+            self.progress.done({p: offset for p, offset in end.items() if p in self.latest and p not in self._again})
 
     def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:
         """The end of AvailableNow: the log's end at the first call, if the log still has it."""

@@ -718,6 +718,19 @@ def test_a_loss_that_does_not_fail_a_read_is_reported_once(live: Live, caplog: p
 # --- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
+def test_a_source_that_has_ended_before_others_leaves_its_group_once_and_for_all(live: Live) -> None:
+    topic = live.topic(3)
+    stream, start, end = available_now(live, topic)
+    assert end == {topic: {"0": 3}}
+    read_between(stream, start, end)
+    for _ in range(2):  # the micro-batches of other sources
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+        stream.commit(end)
+        assert not live.admin.describe_group(f"spark-{topic}").members
+        assert stream._session.progress._thread is None
+    assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
+
+
 def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:
     stream = live.stream(subscribe=topic, **{**GO_ON, **options})
     stream.prepareForTriggerAvailableNow()

@@ -65,6 +65,7 @@ class Accumulator:
         self.usual_wait = 0.0
         self._failures: list[Batch] = []
         self._unkept: KafkalogError | None = None  # the first failure for which there was no room
+        self._untold: KafkalogError | None = None  # what a flush or a close has told nobody
         self._blocked = 0
         self._repair = repair
         self.renew_locks()
@@ -232,13 +233,13 @@ class Accumulator:
         self._failures = [batch for batch in self.failures() if batch not in told]
         if told:
             return next(iter(told.values()))
-        unkept, self._unkept = self._unkept, None
-        return unkept
+        left, self._unkept, self._untold = self._unkept or self._untold, None, None
+        return left
 
     def tell_later(self, error: KafkalogError) -> None:
         """Lock held: a flush or a close has told of a failure, and nobody was there any more: the next one does."""
-        if self._unkept is None:
-            self._unkept = error
+        if self._untold is None:
+            self._untold = error
 
     def abandon(self, closed: Closed) -> None:
         """In a forked child: all that is not acknowledged is the parent's, which goes on sending it."""
@@ -247,7 +248,7 @@ class Accumulator:
         for batch in self.unfinished():
             batch.done, batch.error, batch.callbacks = True, closed, None
         self._unfinished.clear()
-        self._failures, self._unkept = [], None
+        self._failures, self._unkept, self._untold = [], None, None
         self.on_room.clear()
         self.buffered = 0
 

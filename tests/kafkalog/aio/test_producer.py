@@ -312,11 +312,45 @@ def test_no_send_waits_in_the_event_loop_whoever_looked_the_topic_up(cluster: Lo
 
 
 def test_a_producer_in_two_event_loops_says_so(cluster: LocalCluster, made: str) -> None:
-    producer = aio.Producer(cluster.bootstrap_servers)
-    asyncio.run(producer.send_and_wait(made, b"0", partition=0))
-    with pytest.raises(InvalidArgument, match="two event loops"):
-        asyncio.run(producer.send_and_wait(made, b"1", partition=0))
+    producer = aio.Producer(cluster.bootstrap_servers, linger_ms=60_000)
+    lingering = asyncio.run(producer.send(made, b"0", partition=0))
+
+    async def await_it() -> None:
+        await lingering
+
+    for call in (
+        lambda: producer.send_and_wait(made, b"1", partition=0),
+        lambda: producer.send_many(made, [b"1"]),
+        lambda: producer.send_arrow(made, pa.table({"value": [b"1"]})),
+        await_it,
+    ):
+        with pytest.raises(InvalidArgument, match="two event loops"):
+            asyncio.run(call())
     asyncio.run(producer.close())
+    assert values_in(cluster, made) == [0]
+
+
+def test_the_time_of_a_cancelled_flush_is_nobodys_failure_and_hides_none(cluster: LocalCluster, made: str) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind, delivery_timeout_ms=1500, request_timeout_ms=500)
+            await producer.send_and_wait(made, b"0", partition=0)
+            for is_lost in (False, True):
+                proxy.hold_answers()
+                await producer.send(made, b"1", partition=0)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(producer.flush(timeout=0.3), 0.1)
+                await asyncio.sleep(0.4)  # the time of the flush itself
+                if not is_lost:
+                    proxy.cut()
+                    await producer.flush()
+            with pytest.raises(DeliveryTimedOut):
+                await producer.flush()
+            await producer.flush()
+            proxy.cut()
+            await producer.close()
+
+    asyncio.run(main())
 
 
 def test_closing_ends_waits_for_acks(cluster: LocalCluster, made: str) -> None:
