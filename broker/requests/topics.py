@@ -48,20 +48,20 @@ _ANSWER_SECONDS = 1.0
 
 
 def describe_topics(request: pb.DescribeTopicsRequest, host: Host, cluster_id: str) -> pb.TopicDescriptions:
-    """The topics asked for, in that order (names first); all of them if none is named."""
+    """The topics asked for, each once and in that order (names first); all of them if none is named."""
     reply = pb.TopicDescriptions(is_uncertain=not host.metadata.is_certain(), cluster_id=cluster_id)
     if not request.names and not request.ids:
         for topic in host.metadata.topics.values():
             if not request.moving or any(state.target for state in topic.states.values()):
                 _describe(topic, host, reply.topics.add(), request.extents, request.moving)
-    for name in request.names:
+    for name in dict.fromkeys(request.names):
         described = reply.topics.add()
         try:
             _describe(_topic(name, host), host, described, request.extents, request.moving)
         except KafkalogError as error:
             described.name = name
             described.error.CopyFrom(error_to_wire(error))
-    for topic_id in request.ids:
+    for topic_id in dict.fromkeys(request.ids):
         described = reply.topics.add()
         try:
             _describe(host.metadata.topic_by_id(topic_id), host, described, request.extents, request.moving)

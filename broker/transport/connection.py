@@ -53,8 +53,8 @@ _BYTES_PER_HEADER_BYTE = 2
 _BYTES_PER_RESULT = 700
 _BYTES_PER_FETCHED = 150
 """What requests hold, rather more than less: 625 bytes a partition of an append with an error each, 85 of a fetch."""
-_WRITTEN_PARTITIONS_MAX = 1000
-_FETCHED_PARTITIONS_MAX = 50_000
+WRITTEN_PARTITIONS_MAX = 1000
+FETCHED_PARTITIONS_MAX = 50_000
 """That one request may name. A header of 1 MiB has room for 500,000 that are left empty, each with an error object."""
 _CALLS_AT_ONCE = 1000
 _HELLO_SECONDS = 10.0
@@ -369,7 +369,7 @@ class Connection:
                 request is not None
                 and isinstance(frame, tuple)
                 and request.HasField("append")
-                and (named := len(request.append.partitions)) <= _WRITTEN_PARTITIONS_MAX
+                and (named := len(request.append.partitions)) <= WRITTEN_PARTITIONS_MAX
             ):
                 call = appends.Call(request.append, frame[1], request.correlation_id)
                 held = _REQUEST_BYTES + _BYTES_PER_HEADER_BYTE * len(frame[0]) + _BYTES_PER_RESULT * named
@@ -425,7 +425,7 @@ class Connection:
     def _queue(self, request: pb.RequestHeader, header_length: int) -> None:
         """Queue a fetch; refuse a request that names too many partitions or is of no known kind."""
         if request.HasField("append"):
-            self._refuse_partitions(request, len(request.append.partitions), _WRITTEN_PARTITIONS_MAX)
+            self._refuse_partitions(request, len(request.append.partitions), WRITTEN_PARTITIONS_MAX)
         elif request.HasField("replica_fetch"):
             replica_fetch = request.replica_fetch
             wait_ms = min(replica_fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
@@ -435,8 +435,8 @@ class Connection:
         elif not request.HasField("fetch"):
             reason = "the frame's header has no request that this broker knows"
             self._hold(_Refusal(request.correlation_id, InvalidRequest(reason=reason)))
-        elif (named := len(request.fetch.partitions)) > _FETCHED_PARTITIONS_MAX:
-            self._refuse_partitions(request, named, _FETCHED_PARTITIONS_MAX)
+        elif (named := len(request.fetch.partitions)) > FETCHED_PARTITIONS_MAX:
+            self._refuse_partitions(request, named, FETCHED_PARTITIONS_MAX)
         else:
             wait_ms = min(request.fetch.max_wait_ms, self._settings.fetch_max_wait_ms)
             deadline = self._clock.monotonic() + wait_ms / 1000
@@ -445,8 +445,7 @@ class Connection:
 
     def _refuse_partitions(self, request: pb.RequestHeader, named: int, limit: int) -> None:
         """Refuse a request as a whole that names too many partitions."""
-        kind = request.WhichOneof("request")
-        error = InvalidRequest(reason=f"the {kind} names {named} partitions; the limit for one request is {limit}")
+        error = too_many_partitions(str(request.WhichOneof("request")), named, limit)
         silent = request.HasField("append") and request.append.acks == appends.ACKS_NONE
         self._hold(_Refusal(request.correlation_id, error, fatal=silent, silent=silent))
         if silent:
@@ -496,8 +495,8 @@ class Connection:
         """Check what a stage request brings; returns what writes it and queues its answer."""
         header, body = frame
         named = len(request.stage.partitions)
-        if named > _WRITTEN_PARTITIONS_MAX:
-            self._refuse_partitions(request, named, _WRITTEN_PARTITIONS_MAX)
+        if named > WRITTEN_PARTITIONS_MAX:
+            self._refuse_partitions(request, named, WRITTEN_PARTITIONS_MAX)
             return None
         try:
             call = staging.StageCall(request.stage, body, self._host)
@@ -721,3 +720,8 @@ class Connection:
                     return
             except BlockingIOError:
                 pass
+
+
+def too_many_partitions(kind: str, named: int, limit: int) -> InvalidRequest:
+    """Why a request is refused."""
+    return InvalidRequest(reason=f"the {kind} names {named} partitions; the limit for one request is {limit}")

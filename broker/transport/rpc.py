@@ -44,6 +44,7 @@ from broker.requests import (
     verify,
     waits,
 )
+from broker.transport.connection import FETCHED_PARTITIONS_MAX, WRITTEN_PARTITIONS_MAX, too_many_partitions
 from broker.transport.lanes import LANES, QUEUED_MAX, Lane, Lanes, MessageOverdue, is_refusing
 from broker.transport.memory_pool import MemoryPool
 from kafkalog.clock import Clock
@@ -328,6 +329,8 @@ class BrokerService:
     def Append(self, request: broker_pb2.InlineAppendRequest, context: Any) -> Any:
         if len(request.body) > _INLINE_MAX:
             raise RequestTooLarge(size=len(request.body), setting="inline append limit", limit=_INLINE_MAX)
+        if (named := len(request.request.partitions)) > WRITTEN_PARTITIONS_MAX:
+            raise too_many_partitions("append", named, WRITTEN_PARTITIONS_MAX)
         if request.request.acks == append.ACKS_NONE:
             raise InvalidRequest(reason="acks=0 is not possible over gRPC, because every call is answered; use acks=1")
         call = append.Call(request.request, memoryview(bytearray(request.body)))
@@ -337,6 +340,8 @@ class BrokerService:
 
     def Pull(self, request: pb.FetchRequest, context: Any) -> Any:
         limit = self._settings.pull_max_bytes
+        if (named := len(request.partitions)) > FETCHED_PARTITIONS_MAX:
+            raise too_many_partitions("fetch", named, FETCHED_PARTITIONS_MAX)
         answer = fetch.fetch(request, self._host, limit)
         if not answer.is_enough(request) and self._pulls_waiting.acquire(blocking=False):
             try:

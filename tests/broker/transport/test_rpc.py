@@ -314,6 +314,23 @@ def test_a_producer_after_zookeeper_was_set_back_is_taken_for_none_before(
 # --- append and pull -----------------------------------------------------------------------------------------------
 
 
+def test_a_topic_that_is_asked_for_again_and_again_is_described_once(broker: RunningBroker) -> None:
+    topic = broker.new_topic()
+    request = bpb.DescribeTopicsRequest(names=["t", "no"] * 3, ids=[topic] * 3)
+    reply = broker.stub.DescribeTopics(request, timeout=30)
+    assert [each.name for each in reply.topics] == ["t", "no", "t"]
+
+
+def test_requests_that_name_too_many_partitions_are_refused(broker: RunningBroker) -> None:
+    append_request = bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[pb.AppendPartition()] * 1001))
+    for call, request, kind, limit in (
+        (broker.stub.Append, append_request, "append", 1000),
+        (broker.stub.Pull, pb.FetchRequest(partitions=[pb.FetchPartition()] * 50_001), "fetch", 50_000),
+    ):
+        error, _ = refused(call, request)
+        assert f"the {kind} names {limit + 1} partitions; the limit for one request is {limit}" in str(error)
+
+
 def test_an_inline_append_is_pulled_back(broker: RunningBroker) -> None:
     topic = broker.new_topic(flush_messages=1)
     assert append(broker, topic, a_batch([b"a", b"b"])).partitions[0].base_offset == 0
