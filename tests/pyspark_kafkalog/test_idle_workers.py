@@ -94,10 +94,10 @@ def test_a_worker_whose_reader_has_enough_ends_as_one_that_failed(
 
 def test_what_a_worker_has_after_its_first_task_is_set_aside_once(pair: tuple[socket.socket, socket.socket]) -> None:
     spark, worker = pair
-    kept: list[list[object]] = []
+    kept: list[list[list[object]]] = []
 
     def work(sock: socket.socket, authenticated: bool) -> int:
-        kept.append([])
+        kept.append([[] for _ in range(1000)])
         sock.recv(4)
         return 0
 
@@ -108,7 +108,8 @@ def test_what_a_worker_has_after_its_first_task_is_set_aside_once(pair: tuple[so
         run(worker, True)
         counts.append(gc.get_freeze_count())
     assert counts[0] > 1000
-    assert counts[1:] == counts[:1] * 2, "later garbage is collected"
+    # Some of what is set aside may die meanwhile: it is all that other tests have left.
+    assert max(counts[1:]) < counts[0] + 1000, "later garbage is collected"
     assert not any(each is kept[0] for each in gc.get_objects()), "no collection looks at it"
     assert any(each is kept[1] for each in gc.get_objects())
 
