@@ -135,7 +135,8 @@ class Producer:
             BufferExhausted: the memory stayed full for max.block.ms.
             Closed: the producer is closed.
         """
-        self._enter_loop()
+        if self._loop is not asyncio.get_running_loop():  # in line: it is asked for each record
+            self._enter_loop()
         try:
             count = self._producer._routes[topic].count
         except (KeyError, TypeError):

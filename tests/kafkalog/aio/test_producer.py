@@ -334,13 +334,21 @@ def test_the_time_of_a_cancelled_flush_is_nobodys_failure_and_hides_none(cluster
     async def main() -> None:
         with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
             producer = aio.Producer(behind, delivery_timeout_ms=1500, request_timeout_ms=500)
+            untold, ended = producer._flush_untold, list[BaseException]()
+
+            def noted(error: BaseException) -> None:
+                untold(error)
+                ended.append(error)
+
+            producer._flush_untold = noted  # type: ignore[method-assign]
             await producer.send_and_wait(made, b"0", partition=0)
             for is_lost in (False, True):
+                ended.clear()
                 proxy.hold_answers()
                 await producer.send(made, b"1", partition=0)
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(producer.flush(timeout=0.3), 0.1)
-                await asyncio.sleep(0.4)  # the time of the flush itself
+                await until(lambda: bool(ended))  # the flush itself
                 if not is_lost:
                     proxy.cut()
                     await producer.flush()

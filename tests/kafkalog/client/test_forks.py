@@ -139,8 +139,10 @@ def test_a_child_neither_sends_nor_waits_for_what_the_parent_has_not_sent_yet(
     cluster: LocalCluster, topic: str
 ) -> None:
     fill(cluster, topic, 0)
-    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
-        producer = Producer(through, linger_ms=60_000)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, linger_ms=60_000) as producer,
+    ):
         proxy.hold_answers()
         in_flight = producer.send(topic, b"0", partition=0)
         producer._lock.run(producer._close_batches)

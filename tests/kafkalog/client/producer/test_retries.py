@@ -284,8 +284,10 @@ def test_a_flush_tells_of_a_record_that_failed_beside_one_whose_sender_asked(
 @pytest.mark.parametrize("how", ["send", "send_many"])
 def test_a_flush_tells_of_a_record_whose_sender_stopped_waiting(cluster: LocalCluster, topic: str, how: str) -> None:
     create(cluster, topic)
-    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
-        producer = Producer(through, delivery_timeout_ms=1500, request_timeout_ms=500)
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, delivery_timeout_ms=1500, request_timeout_ms=500) as producer,
+    ):
         producer.send(topic, b"", partition=0).result(30)
         proxy.hold_answers()
         lost = producer.send(topic, b"x", partition=0) if how == "send" else producer.send_many(topic, [b"x"])
@@ -294,7 +296,6 @@ def test_a_flush_tells_of_a_record_whose_sender_stopped_waiting(cluster: LocalCl
         with pytest.raises(DeliveryTimedOut):
             producer.flush()
         assert isinstance(lost.exception(), DeliveryTimedOut)
-        producer.close()
         proxy.cut()
 
 
@@ -308,8 +309,11 @@ def test_a_callback_that_exits_leaves_the_producer_sending(cluster: LocalCluster
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_who_closes_beside_another_thread_waits_for_it(cluster: LocalCluster, topic: str, is_refused: bool) -> None:
     create(cluster, topic)
-    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy):
-        producer = Producer(through, delivery_timeout_ms=2000 if is_refused else 60_000, request_timeout_ms=500)
+    delivery_timeout_ms = 2000 if is_refused else 60_000
+    with (
+        proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (through, proxy),
+        Producer(through, delivery_timeout_ms=delivery_timeout_ms, request_timeout_ms=500) as producer,
+    ):
         producer.send(topic, b"0", partition=0).result(30)
         proxy.hold_answers()
         producer.send(topic, b"1", partition=0)
@@ -323,8 +327,7 @@ def test_who_closes_beside_another_thread_waits_for_it(cluster: LocalCluster, to
 
         first = threading.Thread(target=close)
         first.start()
-        while producer._closing is None:
-            threading.Event().wait(0.005)
+        waited_for(lambda: producer._closing is not None)
         with pytest.raises(RequestTimedOut, match="a close"):
             producer.close(0.1)
         if not is_refused:
