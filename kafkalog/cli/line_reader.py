@@ -1,11 +1,18 @@
-"""Lines of a file, a pipe or a terminal, which another thread can stop. Knows no records."""
+"""Lines of a file, a pipe or a terminal, which another thread can stop, and a signal interrupt. Knows no records.
+
+A pipe wakes the wait for both. The system may deliver a signal to any thread, or just before the main one begins to
+wait: neither ends that wait, and Python runs handlers in the main thread only, once it runs.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import select
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Self
 
@@ -22,13 +29,18 @@ class LineReader:
         self._descriptor = descriptor
         self._is_stopped = False
         self._is_taking = self._is_interrupted = False
-        self._woken, self._waker = os.pipe()
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._previous_fd: int | None = None
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous_fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._is_stopped = True  # who stops it later finds nobody to wake
+        if self._previous_fd is not None:
+            signal.set_wakeup_fd(self._previous_fd)
         os.close(self._woken)
         os.close(self._waker)
 
@@ -36,7 +48,8 @@ class LineReader:
         """Hand out no more lines, at once also if none comes. Thread-safe."""
         if not self._is_stopped:
             self._is_stopped = True
-            os.write(self._waker, b"\0")
+            with suppress(BlockingIOError):  # full of signals, each of which wakes it
+                os.write(self._waker, b"\0")
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler. Raises KeyboardInterrupt; what was just read is counted before. The read itself may wait,
@@ -67,8 +80,12 @@ class LineReader:
 
     def _read(self) -> bytes:
         """What has come, once something has; nothing at the end, and when stopped."""
-        ready, _, _ = select.select([self._descriptor, self._woken], [], [])
-        if self._woken in ready:
+        ready: list[int] = []
+        while self._descriptor not in ready and not self._is_stopped:
+            ready, _, _ = select.select([self._descriptor, self._woken], [], [])
+            if self._woken in ready:  # stopped, or a signal whose handler has not ended this
+                os.read(self._woken, io.DEFAULT_BUFFER_SIZE)
+        if self._is_stopped:
             return b""
         self._is_taking = True
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkalog.cli.line_reader import LineReader
+from tests.waiting import waited_for
 
 
 @given(st.lists(st.binary(max_size=30), max_size=50), st.integers(0, 3))
@@ -98,3 +100,42 @@ def test_a_stop_ends_the_lines_while_none_comes_and_drops_those_that_are_read() 
             stopping.join(60)
             lines.stop()
         lines.stop()  # late, and there is nothing left to wake
+
+
+def test_a_signal_that_the_system_gives_to_another_thread_interrupts_lines_that_do_not_come() -> None:
+    """As it does with one that comes just before the wait: that wait itself is not interrupted."""
+    reading, writing = os.pipe()
+    others = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    gate, main = threading.Event(), threading.get_ident()
+    late: list[int] = []
+
+    def interrupt() -> None:
+        waited_for(lambda: sys._current_frames()[main].f_code is LineReader._read.__code__)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        if not gate.wait(30):  # it waits for lines all the same
+            late.append(os.write(writing, b"line\n"))
+
+    interrupting = threading.Thread(target=interrupt)
+    try:
+        with open(reading), open(writing, "wb"), LineReader(reading) as lines:
+            interrupting.start()
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    next(iter(lines))
+            finally:
+                gate.set()
+                interrupting.join(60)
+        assert not late
+    finally:
+        signal.signal(signal.SIGUSR1, others)
+
+
+def test_who_was_woken_by_signals_before_the_lines_is_so_after_them() -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    with open(reading), open(writing, "wb"):
+        before = signal.set_wakeup_fd(writing)
+        try:
+            with LineReader(reading):
+                pass
+        finally:
+            assert signal.set_wakeup_fd(before) == writing
