@@ -5,16 +5,23 @@ Nothing waits here: the caller of a listing decides by `has_news` whether to wai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.replica.host import Host
 from kafkalog.errors import InvalidRequest, KafkalogError
 from kafkalog.wire import broker_pb2 as pb
 from kafkalog.wire.frames import error_to_wire
 
 
-def list_offsets(request: pb.ListOffsetsRequest, host: Host) -> pb.ListOffsetsReply:
-    """Each partition's offset, in the order asked; a partition that fails has its error."""
+def list_offsets(
+    request: pb.ListOffsetsRequest, host: Host, is_awaited: Callable[[], bool] = lambda: True
+) -> pb.ListOffsetsReply:
+    """Each partition's offset, in the order asked; a partition that fails has its error. A search by timestamp may take
+    a millisecond, so each first looks whether the client still waits."""
     reply = pb.ListOffsetsReply()
     for wanted in request.partitions:
+        if wanted.at == pb.ListOffset.TIMESTAMP and not is_awaited():
+            break
         listed = reply.partitions.add()
         try:
             partition = host.leader_of(wanted.topic_id, wanted.partition)

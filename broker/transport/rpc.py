@@ -88,6 +88,7 @@ ERROR_KEY = "kafkalog-error-bin"
 _LISTINGS_WAITING_MAX = 16
 _PULLS_WAITING_MAX = 8
 _GROUP_WAIT_MS_MAX = 60_000
+_DESCRIBED_TOPICS_MAX = 50_000  # named in one call
 _CALLS_MAX = len(LANES) * QUEUED_MAX + 512
 """Beyond what lanes queue, those that are being refused; gRPC itself refuses more, also those of a lane with room."""
 _INLINE_MAX = 2 << 20
@@ -206,6 +207,9 @@ class BrokerService:
         )
 
     def DescribeTopics(self, request: broker_pb2.DescribeTopicsRequest, context: Any) -> Any:
+        if (named := len(request.names) + len(request.ids)) > _DESCRIBED_TOPICS_MAX:
+            reason = f"the call names {named} topics; the limit for one call is {_DESCRIBED_TOPICS_MAX}"
+            raise InvalidRequest(reason=reason)
         return topics.describe_topics(request, self._host, self._cluster_id)
 
     def CreateTopic(self, request: broker_pb2.CreateTopicRequest, context: Any) -> Any:
@@ -227,6 +231,8 @@ class BrokerService:
         return offsets.delete_records(request, self._host)
 
     def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> Any:
+        if (named := len(request.partitions)) > FETCHED_PARTITIONS_MAX:
+            raise too_many_partitions("listing", named, FETCHED_PARTITIONS_MAX)
         if request.max_wait_ms and self._listings_waiting.acquire(blocking=False):  # else it is answered at once
             try:
                 wait_ms = min(request.max_wait_ms, self._settings.fetch_max_wait_ms)
@@ -234,7 +240,7 @@ class BrokerService:
                 self._wait(waits.hosted(request, self._host), has_news, wait_ms, context)
             finally:
                 self._listings_waiting.release()
-        return offsets.list_offsets(request, self._host)
+        return offsets.list_offsets(request, self._host, context.is_active)
 
     def InitProducer(self, request: broker_pb2.InitProducerRequest, context: Any) -> Any:
         return broker_pb2.InitProducerReply(producer_id=new_producer_id(), producer_epoch=0)

@@ -216,13 +216,15 @@ class Producer:
         Raises:
             KafkalogError: as from `flush`; the producer is closed all the same.
         """
-        await in_thread(partial(self._producer.close, timeout), self._untold)
+        await in_thread(partial(self._producer.close, timeout), self._close_untold)
 
     def _enter_loop(self) -> None:
-        """Of a call: this thread runs the event loop, and may not wait. Raises InvalidArgument."""
+        """Of a call: this thread runs the event loop, and may not wait. Raises Closed, InvalidArgument."""
         if self._loop is asyncio.get_running_loop():
             return
-        if self._loop is not None and self._accumulator.closed is None:
+        if self._loop is not None:
+            if self._accumulator.closed is not None:
+                raise self._accumulator.closed.fresh()
             raise InvalidArgument(reason="this producer is used in two event loops: make one producer in each")
         self._loop = asyncio.get_running_loop()
         self._accumulator.may_not_wait.add(threading.get_ident())
@@ -297,9 +299,14 @@ class Producer:
         if not isinstance(error, RequestTimedOut):
             self._untold(error)
 
+    def _close_untold(self, error: BaseException) -> None:
+        """A close that was cancelled has failed. If its time to wait for another close was over, that one tells."""
+        if not (isinstance(error, RequestTimedOut) and error.facts["what"] == threaded.A_CLOSE):
+            self._untold(error)
+
     def _untold(self, error: BaseException) -> None:
         """A flush or a close that was cancelled has failed."""
-        if isinstance(error, KafkalogError):
+        if isinstance(error, KafkalogError) and not isinstance(error, InvalidArgument):
             self._accumulator.lock.run(self._accumulator.tell_later, error)
 
     def _wait_of(self, batch: Batch) -> asyncio.Future[None]:

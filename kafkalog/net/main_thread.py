@@ -10,7 +10,6 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 BACKGROUND = "kafkalog-background"
@@ -31,8 +30,10 @@ class Signal:
 
     def set(self) -> None:
         self._is_set = True
-        with suppress(RuntimeError):  # it was set already
+        try:  # in line: an interrupt in `suppress` would leave others waiting
             self._lock.release()
+        except RuntimeError:  # it was set already
+            pass
 
     def clear(self) -> None:
         """For the one thread that waits for it."""
@@ -46,8 +47,10 @@ class Signal:
                 self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
         finally:
             if self._is_set:
-                with suppress(RuntimeError):  # another thread has released it, or none had taken it
+                try:  # in line, as in `set`
                     self._lock.release()
+                except RuntimeError:  # another thread has released it, or none had taken it
+                    pass
         return self._is_set
 
 

@@ -64,10 +64,11 @@ class Progress:
         readable = re.sub(r"[^a-zA-Z0-9._-]", "_", host)[:200]
         self._name = f"{readable}-{self._process}-{uuid.uuid4().hex[:8]}"
         self._host = host
-        self._changed = threading.Condition()  # guards the next six; held for no I/O
+        self._changed = threading.Condition()  # guards the next seven; held for no I/O
         self._position: PartitionOffsets = {}
         self._topic_ids: dict[str, bytes] = {}
         self._asked = self._answered = 0
+        self._is_published = True
         self._ending = False
         self._thread: threading.Thread | None = None
         self._written: PartitionOffsets = {}  # the thread's own, as are the next seven
@@ -112,12 +113,15 @@ class Progress:
             known = self._position
             self.at(known | {partition: max(offset, known.get(partition, 0)) for partition, offset in end.items()})
 
-    def finish(self, timeout: float = _FINISH_S) -> None:
-        """Write the last position and leave the group; returns when that is done, or the time is over."""
+    def finish(self, timeout: float = _FINISH_S) -> bool:
+        """Write the last position and leave the group; returns when that is done, or the time is over. False if the
+        position was not written."""
         with self._changed:
             self.end()
             if not self._changed.wait_for(lambda: self._thread is None, timeout):
                 log.warning("group_progress_late", group=self._group, waited_s=timeout)
+                return False
+            return self._is_published
 
     def end(self) -> None:
         """Write the position, leave the group and stop, soon."""
@@ -168,7 +172,7 @@ class Progress:
                     )
                 self._leave()
             with self._changed:
-                self._answered = asked
+                self._answered, self._is_published = asked, published
                 if ending:
                     self._thread = None
                     self._changed.notify_all()

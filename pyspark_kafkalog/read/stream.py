@@ -250,9 +250,9 @@ class StreamSession:
         return self.available_now and end == position and not self._is_unread
 
     def finish(self, position: PartitionOffsets) -> None:
-        """Publish the last position and leave the group; once, for other sources of the query may go on."""
-        if self._finished_at != position:
-            self.progress.finish()
+        """Publish the last position and leave the group; once, for other sources of the query may go on. If that fails,
+        Spark's next call tries again."""
+        if self._finished_at != position and self.progress.finish():
             self._finished_at = dict(position)
 
     def _publish(self, position: PartitionOffsets, latest: PartitionOffsets) -> None:

@@ -731,6 +731,24 @@ def test_a_source_that_has_ended_before_others_leaves_its_group_once_and_for_all
     assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
 
 
+def test_a_source_that_has_ended_while_its_group_cannot_be_written_publishes_its_end_later(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_busy(*_: object) -> None:
+        raise BrokerBusy(broker=0, reason="a test")
+
+    topic = live.topic(3)
+    stream, start, end = available_now(live, topic)
+    read_between(stream, start, end)
+    with monkeypatch.context() as patched:
+        patched.setattr("kafkalog.client.groups.keep_member", is_busy)
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    assert not live.admin.committed(f"spark-{topic}")
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end  # other sources go on
+    assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
+    assert not live.admin.describe_group(f"spark-{topic}").members
+
+
 def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:
     stream = live.stream(subscribe=topic, **{**GO_ON, **options})
     stream.prepareForTriggerAvailableNow()

@@ -68,6 +68,8 @@ _LINGERS_BELOW = 64 * 1024  # bytes of a table's rows for one partition: larger 
 _RESERVATION = 16 * 1024
 _HELD_UP_SECONDS = 1.0
 """A partition is held up if its oldest batch waits for so long, beside what is usual: with a full buffer all wait."""
+A_CLOSE = "a close"
+"""What `RequestTimedOut` says is late, where close() waited for another thread's."""
 _JOIN_SECONDS = 0.5  # for senders to end after the timeout of close()
 _EXIT_SECONDS = 10.0  # to wait for acks when the interpreter ends
 
@@ -501,7 +503,7 @@ class Producer:
         if closing is not None and not closing.ended.is_set() and closing.thread != threading.get_ident():
             if not closing.ended.wait(timeout):
                 assert timeout is not None
-                raise RequestTimedOut(what="a close", address=self._cluster.address, timeout_ms=int(timeout * 1000))
+                raise RequestTimedOut(what=A_CLOSE, address=self._cluster.address, timeout_ms=int(timeout * 1000))
             failure = closing.failure
         untold = self._lock.run(self._accumulator.take_failure, ())
         if (failure or untold) is not None:

@@ -116,6 +116,17 @@ def test_a_record_is_found_by_its_time_though_only_the_check_of_the_end_learns_h
     assert (found.found, found.offset) == (True, 3)
 
 
+def test_nothing_is_searched_any_more_for_a_client_that_has_gone(host: Hosted) -> None:
+    looked: list[int] = []
+
+    def is_awaited() -> bool:
+        looked.append(len(looked))
+        return len(looked) < 3
+
+    request = pb.ListOffsetsRequest(partitions=[at(pb.ListOffset.TIMESTAMP, timestamp_us=103)] * 100)
+    assert [each.offset for each in list_offsets(request, host, is_awaited).partitions] == [3, 3]  # type: ignore[arg-type]
+
+
 def test_of_a_batch_whose_times_differ_the_offset_to_look_from_is_listed(host: Hosted) -> None:
     header, data = make_batch([b"a", b"b", b"c"], [200, 400, 300])
     for _ in range(2):

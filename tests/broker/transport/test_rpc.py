@@ -322,13 +322,27 @@ def test_a_topic_that_is_asked_for_again_and_again_is_described_once(broker: Run
 
 
 def test_requests_that_name_too_many_partitions_are_refused(broker: RunningBroker) -> None:
-    append_request = bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[pb.AppendPartition()] * 1001))
-    for call, request, kind, limit in (
-        (broker.stub.Append, append_request, "append", 1000),
-        (broker.stub.Pull, pb.FetchRequest(partitions=[pb.FetchPartition()] * 50_001), "fetch", 50_000),
+    def appending(named: int) -> bpb.InlineAppendRequest:
+        return bpb.InlineAppendRequest(request=pb.AppendRequest(acks=1, partitions=[pb.AppendPartition()] * named))
+
+    def fetching(named: int) -> pb.FetchRequest:
+        return pb.FetchRequest(partitions=[pb.FetchPartition()] * named)
+
+    def listing(named: int) -> bpb.ListOffsetsRequest:
+        return bpb.ListOffsetsRequest(partitions=[bpb.ListOffset()] * named)
+
+    for call, request_of, kind, limit in (
+        (broker.stub.Append, appending, "append", 1000),
+        (broker.stub.Pull, fetching, "fetch", 50_000),
+        (broker.stub.ListOffsets, listing, "listing", 50_000),
     ):
-        error, _ = refused(call, request)
+        error, _ = refused(call, request_of(limit + 1))
         assert f"the {kind} names {limit + 1} partitions; the limit for one request is {limit}" in str(error)
+        call(request_of(limit), timeout=60)
+    names = [str(number) for number in range(50_001)]
+    error, _ = refused(broker.stub.DescribeTopics, bpb.DescribeTopicsRequest(names=names[1:], ids=[b"1"]))
+    assert "the call names 50001 topics; the limit for one call is 50000" in str(error)
+    assert len(broker.stub.DescribeTopics(bpb.DescribeTopicsRequest(names=names[1:]), timeout=60).topics) == 50_000
 
 
 def test_an_inline_append_is_pulled_back(broker: RunningBroker) -> None:

@@ -361,6 +361,94 @@ def test_the_time_of_a_cancelled_flush_is_nobodys_failure_and_hides_none(cluster
     asyncio.run(main())
 
 
+def test_a_cancelled_flush_that_failed_hides_no_later_failure(cluster: LocalCluster, made: str) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind, delivery_timeout_ms=1500, request_timeout_ms=500)
+            untold, ended = producer._flush_untold, asyncio.Event()
+
+            def noted(error: BaseException) -> None:
+                untold(error)
+                ended.set()
+
+            producer._flush_untold = noted  # type: ignore[method-assign]
+            try:
+                await producer.send_and_wait(made, b"0", partition=0)
+                proxy.hold_answers()
+                await producer.send(made, b"1", partition=0)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(producer.flush(), 0.1)
+                await until(ended.is_set)
+                await producer.send(made, b"2", partition=0)
+                for _ in range(2):
+                    with pytest.raises(DeliveryTimedOut):
+                        await producer.flush()
+                await producer.flush()
+            finally:
+                proxy.cut()
+                await producer.close()
+
+    asyncio.run(main())
+
+
+def test_the_time_of_a_cancelled_close_beside_another_is_not_the_others_failure(
+    cluster: LocalCluster, made: str
+) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind)
+            untold, ended = producer._close_untold, asyncio.Event()
+
+            def noted(error: BaseException) -> None:
+                untold(error)
+                ended.set()
+
+            producer._close_untold = noted  # type: ignore[method-assign]
+            try:
+                await producer.send_and_wait(made, b"0", partition=0)
+                proxy.hold_answers()
+                await producer.send(made, b"1", partition=0)
+                closing = asyncio.create_task(producer.close())
+                await until(lambda: producer._producer._closing is not None)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(producer.close(timeout=0.3), 0.1)
+                await until(ended.is_set)
+            finally:
+                proxy.cut()
+            await closing
+
+    asyncio.run(main())
+
+
+def test_a_closing_producer_serves_no_other_event_loop(cluster: LocalCluster, made: str) -> None:
+    with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+        producer = aio.Producer(behind)
+
+        async def leave_one_waiting() -> aio.Delivery:
+            await producer.send_and_wait(made, b"0", partition=0)
+            proxy.hold_answers()
+            sent = await producer.send(made, b"1", partition=0)
+            waiting = asyncio.ensure_future(sent)
+            await until(lambda: bool(producer._waits))
+            waiting.cancel()
+            return sent
+
+        async def await_it(sent: aio.Delivery) -> None:
+            closing = asyncio.create_task(producer.close())
+            try:
+                await until(lambda: producer._accumulator.closed is not None)
+                with pytest.raises(Closed):
+                    await asyncio.wait_for(asyncio.ensure_future(sent), 30)
+                with pytest.raises(Closed):
+                    await asyncio.wait_for(producer.send("another", b"2"), 30)
+            finally:
+                proxy.cut()
+            await closing
+            assert (await sent).offset == 1
+
+        asyncio.run(await_it(asyncio.run(leave_one_waiting())))
+
+
 def test_closing_ends_waits_for_acks(cluster: LocalCluster, made: str) -> None:
     async def main() -> None:
         with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):

@@ -14,7 +14,7 @@ from broker.local import LocalCluster
 from kafkalog.net.control import ControlConnection
 from kafkalog.net.main_thread import BACKGROUND, Signal, off_main_thread, start_thread
 from kafkalog.wire import broker_pb2 as pb
-from tests.interrupts import Interrupted, traced
+from tests.interrupts import Interrupted, interrupted_at, traced
 from tests.threads import NoThreads, join_all
 
 
@@ -104,3 +104,21 @@ def test_no_interrupt_comes_amid_a_call_of_a_broker(cluster: LocalCluster) -> No
     assert not interrupting(lambda: control.call("DescribeCluster", request, 30_000))
     assert not interrupting(begun)
     assert not interrupting(control.close)
+
+
+def test_an_interrupt_of_one_that_waits_or_sets_leaves_nobody_waiting() -> None:
+    number = 0
+    is_interrupted = True
+    while is_interrupted:
+        signal = Signal()
+        other = threading.Thread(target=signal.wait, daemon=True)
+        other.start()
+        is_interrupted = interrupted_at(number, signal.set, "net/main_thread.py", "contextlib.py")
+        if signal.is_set():
+            is_interrupted |= interrupted_at(number, signal.wait, "net/main_thread.py", "contextlib.py")
+        else:  # it had not begun
+            assert number == 0
+            signal.set()
+        join_all([other], 30)
+        number += 1
+    assert number > 2
