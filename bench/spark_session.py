@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -37,8 +38,9 @@ RUNS = 7
 
 @contextmanager
 def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """local[2], with this checkout in the workers' path and the settings of conf/spark-defaults.conf, but for those
-    that are given. A session that is active already is the caller's: it is used as it is and left running."""
+    """local[2] in a Java process of its own, with this checkout in the workers' path and the settings of
+    conf/spark-defaults.conf, but for those that are given. A session that is active already is the caller's: it is used
+    as it is and left running."""
     active = SparkSession.getActiveSession()
     if active is not None:
         if given:
@@ -54,7 +56,7 @@ def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSessi
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "2g",
+        "spark.driver.memory": "4g",  # Kafka's clients keep their buffers: that of the tuned producer is 256 MiB
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
     }
@@ -66,7 +68,19 @@ def spark_session(given: Mapping[str, str] | None = None) -> Iterator[SparkSessi
     try:
         yield session
     finally:
-        session.stop()
+        try:
+            session.stop()
+        finally:
+            _end_java()
+
+
+def _end_java() -> None:
+    """pyspark would use the process again, also one that has ended or whose heap is full of what it kept."""
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
 
 
 class Memory(DataSource):
