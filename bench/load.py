@@ -4,8 +4,8 @@
         started.begin()
         seconds = started.ended()
 
-A process says that it is ready once it has made what it sends, or knows how many records there are to read; and begins
-when it is told to.
+A process says that it is ready once it has made what it sends, and is connected: a producer has sent its first record;
+or once it knows how many records there are to read. It begins when it is told to.
 """
 
 from __future__ import annotations
@@ -105,10 +105,12 @@ def _produce_ours(load: Load, values: list[bytes]) -> None:
     from kafkalog import Producer
 
     with Producer(load.bootstrap_servers, acks=1) as producer:
-        send, topic = producer.send, load.topic
+        send, topic, records = producer.send, load.topic, load.records - 1
+        send(topic, values[0])
+        producer.flush()
         _begin()
-        for start in range(0, load.records, len(values)):
-            for value in values[: load.records - start]:
+        for start in range(0, records, len(values)):
+            for value in values[: records - start]:
                 send(topic, value)
         producer.flush()
         print("done", flush=True)
@@ -120,8 +122,9 @@ def _produce_theirs(load: Load, values: list[bytes]) -> None:
     from bench.peers.librdkafka import TUNED_PRODUCER, produce_all
 
     producer = confluent_kafka.Producer({"bootstrap.servers": load.bootstrap_servers, **TUNED_PRODUCER, **_LARGE})
+    produce_all(producer, load.topic, values, 1)
     _begin()
-    produce_all(producer, load.topic, values, load.records)
+    produce_all(producer, load.topic, values, load.records - 1)
     print("done", flush=True)
 
 
