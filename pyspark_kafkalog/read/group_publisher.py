@@ -159,8 +159,8 @@ class Progress:
                 for _ in range(_LAST_ATTEMPTS):
                     if published:
                         break
-                    # The query has ended, so no event wakes this thread. The cause (a broker does not know a topic yet,
-                    # or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
+                    # The source has ended, so no event wakes this thread. The cause (a broker does not know a topic
+                    # yet, or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
                     time.sleep(_PUBLISH_EVERY_S)
                     published = self._publish(position, topic_ids)
                 if not published:
