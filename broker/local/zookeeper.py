@@ -176,6 +176,7 @@ class EmbeddedZooKeeper:
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
         config = self.directory / "zookeeper.cfg"
         config.write_text(
+            "maxSessionTimeout=2147483647\n"  # by default 20 ticks, whatever a broker's settings ask for
             f"tickTime=1000\ndataDir={self.directory / 'data'}\nclientPort={self.port}\n"
             f"clientPortAddress={self.host}\nadmin.enableServer=false\nmaxClientCnxns=0\n"
             "4lw.commands.whitelist=srvr\nautopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"

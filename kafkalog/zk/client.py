@@ -29,6 +29,10 @@ from kazoo.handlers.threading import AsyncResult, KazooTimeoutError, SequentialT
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import KazooRetry
 
+from kafkalog.events import get_logger
+
+log = get_logger(__name__)
+
 _Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
@@ -70,12 +74,17 @@ class Pending(AsyncResult, Generic[_Answer]):
 
 class Client(KazooClient):
     """A `KazooClient` with `submit` and `take_back`. Send requests only with `submit`: KazooClient's own methods for
-    requests do not take the lock."""
+    requests do not take the lock.
+
+    Attributes:
+        asked_ms: the timeout of a session that is asked for. ZooKeeper may grant another one.
+    """
 
     _connection: _Connection
 
     def __init__(self, hosts: str, timeout: float, connection_retry: KazooRetry) -> None:
         self.lock = Lock()  # guards _queue and _pending: nothing is added while a lost connection fails all requests
+        self.asked_ms = round(timeout * 1000)
         super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
@@ -186,7 +195,10 @@ class _Connection(ConnectionHandler):
             raise
         self.failures = {}
         self._heard, self.proven_at = time.monotonic(), began
-        self.session_seconds = read_timeout * 1.5 / 1000  # kazoo's is two thirds of the session's, in milliseconds
+        granted_ms = round(read_timeout * 1.5)  # kazoo's is two thirds of the session's, in milliseconds
+        if granted_ms not in (self.client.asked_ms, round(self.session_seconds * 1000)):  # once, not at each connection
+            log.warning("zookeeper_session_timeout_changed", asked_ms=self.client.asked_ms, granted_ms=granted_ms)
+        self.session_seconds = granted_ms / 1000
         return read_timeout, connect_timeout
 
     def _read_socket(self, read_timeout: float) -> object:

@@ -427,6 +427,20 @@ def test_a_session_is_kept_for_its_timeout_from_the_last_request_that_was_answer
     waited_for(lambda: session.is_kept)
 
 
+def test_a_session_has_the_timeout_that_is_asked_for_and_another_one_is_told_of_once(
+    new_session: NewSession, proxy: StallingProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    hour = new_session(session_timeout_ms=3_600_000)
+    waited_for(lambda: hour._client._connection.session_seconds == 3600)
+    assert "zookeeper_session_timeout_changed" not in caplog.text
+    short = new_session(proxy, session_timeout_ms=500)
+    waited_for(lambda: "zookeeper_session_timeout_changed asked_ms=500 granted_ms=2000" in caplog.text)
+    disconnect(short, proxy)
+    reconnect(short, proxy)
+    short.ensure(["/a"])
+    assert caplog.text.count("zookeeper_session_timeout_changed") == 1
+
+
 def test_a_request_waits_for_the_connection_where_patience_was_asked_for(
     new_session: NewSession, proxy: StallingProxy
 ) -> None:
