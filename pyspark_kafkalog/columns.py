@@ -29,6 +29,7 @@ from kafkalog.format.columns import (
     HEADERS,
     binary_array,
     integer_array,
+    numpy_of,
     timestamps,
 )
 
@@ -353,7 +354,7 @@ def batches_by_topic(
 
 def _sorted_by_topic(topics: pa.Array, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     encoded = topics.dictionary_encode()
-    places = encoded.indices.to_numpy()
+    places = numpy_of(encoded.indices)
     if len(encoded.dictionary) < 1 << 16:
         places = places.astype(np.uint16)  # sorted in a twentieth of the time
     in_order = records.take(integer_array(pa.int64(), np.argsort(places, kind="stable")))

@@ -21,8 +21,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,8 @@ _FEW = 80  # deltas; numpy takes 2 us to begin, and then a third of the time for
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 DELTA = pa.int32()
 BINARY = pa.binary()
-HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+_HEADER = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
+HEADERS = pa.list_(pa.struct(_HEADER))
 OFFSET = pa.int64()
 
 
@@ -107,12 +107,50 @@ def columns_from_lists(
         low, high, attributes, arrays = _times_of(np.array(timestamps_us, np.int64))
     if keys is not None:
         attributes |= HAS_KEY
-        arrays.append(pa.array(keys, BINARY))
-    arrays.append(pa.array(values, BINARY))
+        arrays.append(binary_array(BINARY, keys))
+    arrays.append(binary_array(BINARY, values))
     if headers is not None:
         attributes |= HAS_HEADERS
-        arrays.append(pa.array([list(pairs) if pairs else None for pairs in headers], HEADERS))
+        arrays.append(_headers_array(headers))
     return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
+
+
+def binary_array(of_type: pa.DataType, values: Sequence[bytes | None]) -> pa.Array:
+    """Values as a binary array, or of strings. `pa.array` and `pa.scalar` import pandas where that is installed, which
+    takes 0.15 to 0.5 s, in each Python worker of Spark, and amid a producer's first records. Raises
+    ArrowCapacityError above 2 GiB."""
+    try:
+        validity, filled = None, cast(Sequence[bytes], values)
+        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
+    except TypeError:  # a null among them: len(None)
+        validity, filled = _validity(values), [value or b"" for value in values]
+        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
+    return pa.Array.from_buffers(of_type, len(filled), [validity, _offsets(lengths), pa.py_buffer(b"".join(filled))])
+
+
+def _headers_array(headers: Sequence[Headers | None]) -> pa.Array:
+    """The records' headers; a record without any has a null."""
+    pairs = [pair for of_record in headers if of_record for pair in of_record]
+    names = binary_array(pa.string(), [name.encode() for name, _ in pairs])
+    contents = binary_array(BINARY, [content for _, content in pairs])
+    both = pa.StructArray.from_arrays([names, contents], fields=_HEADER)
+    lengths = np.fromiter((len(of_record or ()) for of_record in headers), np.int64, len(headers))
+    buffers = [_validity([of_record or None for of_record in headers]), _offsets(lengths)]
+    return pa.Array.from_buffers(HEADERS, len(headers), buffers, children=[both])
+
+
+def _offsets(lengths: npt.NDArray[np.int64]) -> pa.Buffer:
+    """Arrow's offsets of elements of these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > DELTA_MAX:
+        raise pa.ArrowCapacityError(f"{offsets[-1]} bytes in one column, which holds 2 GiB")
+    return pa.py_buffer(offsets.astype(np.int32))
+
+
+def _validity(values: Sequence[object]) -> pa.Buffer:
+    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
 def columns_from_arrays(
@@ -128,7 +166,7 @@ def columns_from_arrays(
     if isinstance(timestamp, int):
         low = high = timestamp
     else:
-        low, high, attributes, arrays = _times_of(timestamp.view(pa.int64()).to_numpy())
+        low, high, attributes, arrays = _times_of(numpy_of(timestamp))
     if key is not None and key.null_count < len(key):
         attributes |= HAS_KEY
         arrays.append(key)
@@ -166,9 +204,7 @@ def _times_in(pieces: Sequence[Columns]) -> npt.NDArray[np.int64]:
         return np.repeat(stamps, [each.batch.num_rows for each in pieces])
     times = np.concatenate(
         [
-            each.batch.column(0).cast(pa.int64()).to_numpy()
-            if each.attributes & HAS_TIMES
-            else np.zeros(each.batch.num_rows, np.int64)
+            numpy_of(each.batch.column(0)) if each.attributes & HAS_TIMES else np.zeros(each.batch.num_rows, np.int64)
             for each in pieces
         ]
     )
@@ -335,11 +371,6 @@ def _numbers_of(column: pa.Array) -> memoryview:
     return memoryview(data)
 
 
-def _deltas(column: pa.Array) -> npt.NDArray[np.int32]:
-    """The numbers of a column of deltas, without a copy."""
-    return np.frombuffer(_numbers_of(column), np.int32, len(column), 4 * column.offset)
-
-
 # --- the records' timestamps, however they are stored -----------------------------------------------------------------
 
 
@@ -357,7 +388,7 @@ def timestamps(headers: Sequence[BatchHeader], columns: Sequence[pa.RecordBatch]
             return columns[0].column("timestamp")
         return pa.concat_arrays([timestamps([header], [its]) for header, its in zip(headers, columns, strict=True)])
     if len(headers) == 1 and attributes:
-        return integer_array(TIMESTAMP, _deltas(columns[0].column(0)) + np.int64(headers[0].min_timestamp_us))
+        return integer_array(TIMESTAMP, numpy_of(columns[0].column(0)) + np.int64(headers[0].min_timestamp_us))
     counts = [each.num_rows for each in columns]
     times = np.repeat(np.array([header.min_timestamp_us for header in headers], np.int64), counts)
     if attributes:
@@ -367,7 +398,7 @@ def timestamps(headers: Sequence[BatchHeader], columns: Sequence[pa.RecordBatch]
             else integer_array(DELTA, np.zeros(its.num_rows, np.int32))
             for header, its in zip(headers, columns, strict=True)
         ]
-        times += _deltas(pa.concat_arrays(deltas))
+        times += numpy_of(pa.concat_arrays(deltas))
     return integer_array(TIMESTAMP, times)
 
 
@@ -379,7 +410,7 @@ def timestamp_list(header: BatchHeader, columns: pa.RecordBatch) -> Sequence[int
     low = header.min_timestamp_us
     if len(column) < _FEW:
         return [low + delta for delta in integers(column.buffers()[1], "i", column.offset, len(column))]
-    times: list[int] = (_deltas(column) + np.int64(low)).tolist()
+    times: list[int] = (numpy_of(column) + np.int64(low)).tolist()
     return times
 
 
@@ -388,12 +419,25 @@ def integer_array(of_type: pa.DataType, numbers: npt.NDArray[np.generic]) -> pa.
     return pa.Array.from_buffers(of_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def binary_array(of_type: pa.DataType, values: Sequence[bytes]) -> pa.Array:
-    """Values without nulls as a binary array, or of strings. `pa.array` and `pa.scalar` import pandas where that is
-    installed, which takes 0.4 s, in each Python worker of Spark."""
-    ends = list(accumulate(map(len, values), initial=0))
-    offsets = pa.py_buffer(struct.pack(f"<{len(ends)}i", *ends))
-    return pa.Array.from_buffers(of_type, len(values), [None, offsets, pa.py_buffer(b"".join(values))])
+def numpy_of(array: pa.Array) -> npt.NDArray[Any]:
+    """An array of integers or timestamps without a copy, and anything where it has nulls. `to_numpy` and `np.asarray`
+    import pandas."""
+    size = array.type.bit_width // 8
+    data = array.buffers()[1]
+    if len(array) == 0 or data is None:
+        return np.zeros(len(array), f"<i{size}")
+    return np.frombuffer(memoryview(data), f"<i{size}", len(array), size * array.offset)
+
+
+def nulls_of(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values of an array are null."""
+    validity = array.buffers()[0]
+    if validity is None or len(array) == 0:
+        return np.zeros(len(array), np.bool_)
+    first, end = array.offset, array.offset + len(array)
+    bits = np.frombuffer(memoryview(validity), np.uint8, (end + 7) // 8 - first // 8, first // 8)
+    present = np.unpackbits(bits, bitorder="little")[first % 8 : first % 8 + len(array)]
+    return np.equal(present, 0)
 
 
 def integers(buffer: pa.Buffer | None, kind: str, offset: int, count: int) -> Sequence[int]:

@@ -138,21 +138,23 @@ def test_a_task_imports_no_pandas(cluster: LocalCluster, admin: Admin, topic: st
     read = in_a_process_of_its_own(
         """
         import sys
+        import numpy as np
         import pyarrow as pa
-        from kafkalog.format.columns import binary_array
+        from kafkalog.format.columns import binary_array, integer_array
         from pyspark.sql.types import *
         from pyspark_kafkalog.sink import BatchWriter
         from pyspark_kafkalog.source import BatchReader
 
         servers, topic = {"kafkalog.bootstrap.servers": sys.argv[1]}, sys.argv[2]
         numbers = binary_array(pa.binary(), [b"%d" % each for each in range(100)])
-        rows = pa.RecordBatch.from_arrays([numbers, numbers], names=["key", "value"])
-        fields = [("key", BinaryType()), ("value", BinaryType())]
+        times = integer_array(pa.timestamp("us", "UTC"), np.arange(100))
+        rows = pa.RecordBatch.from_arrays([numbers, numbers, times], names=["key", "value", "timestamp"])
+        fields = [("key", BinaryType()), ("value", BinaryType()), ("timestamp", TimestampType())]
         written = StructType([StructField(name, kind) for name, kind in fields])
         sink = BatchWriter(written, {**servers, "topic": topic, "delivery": "at-least-once"}, overwrite=False)
         sink.write(iter([rows]))
         fields += [("topic", StringType()), ("partition", IntegerType()), ("offset", LongType())]
-        fields += [("timestamp", TimestampType()), ("timestampType", IntegerType())]
+        fields += [("timestampType", IntegerType())]
         schema = StructType([StructField(name, kind) for name, kind in fields])
         source = BatchReader(schema, {**servers, "subscribe": topic})
         print(sum(batch.num_rows for split in source.partitions() for batch in source.read(split)))

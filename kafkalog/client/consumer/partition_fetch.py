@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kafkalog.errors import CorruptBatch
 from kafkalog.format.batch import BatchHeader, iter_batches
-from kafkalog.format.columns import HAS_OFFSET, decode_columns
+from kafkalog.format.columns import HAS_OFFSET, decode_columns, numpy_of
 from kafkalog.records import TopicPartition
 from kafkalog.wire import dataport_pb2 as pb
 from kafkalog.wire.frames import error_from_wire
@@ -40,7 +40,7 @@ class FetchedBatch(NamedTuple):
         columns = self.columns
         assert columns is not None
         if self.header.attributes & HAS_OFFSET:
-            offsets = columns.column("offset").to_numpy()
+            offsets = numpy_of(columns.column("offset"))
             first = int(offsets.searchsorted(self.start_offset))
             last = len(offsets) if end_offset is None else int(offsets.searchsorted(end_offset))
         else:

@@ -133,7 +133,6 @@ class _Specimen:
     """
 
     def __init__(self, attributes: int) -> None:
-        # Not by pa.array(), which imports pandas where that is installed: 0.5 s before the first record.
         stamps, offsets, data = (pa.py_buffer(buffer) for buffer in (bytes(16), struct.pack("<3i", 0, 1, 2), b"vv"))
         arrays = [pa.Array.from_buffers(BINARY, 2, [None, offsets, data])] * (1 + bool(attributes & HAS_KEY))
         if attributes & HAS_TIMES:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from kafkalog.client.config import Partitioner
 from kafkalog.client.producer.partitioner import NO_KEY, chosen_partition, partition_for_key, partitions_for_keys
 from kafkalog.errors import InvalidArgument
+from kafkalog.format.columns import BINARY, binary_array
 
 _AT_ONCE_MIN = 1000
 """Keys; of fewer than this, hashing them as an Arrow array takes longer than one by one."""
@@ -60,7 +59,7 @@ def by_partition(
     elif len(keys) < _AT_ONCE_MIN:
         numbers = [NO_KEY if key is None else partition_for_key(key, partitions) for key in keys]
     else:
-        numbers = partitions_for_keys(pa.array(keys, pa.binary()), partitions).tolist()
+        numbers = partitions_for_keys(binary_array(BINARY, keys), partitions).tolist()
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(numbers):
         if number in rows:

@@ -18,6 +18,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from kafkalog.client.config import Partitioner
 from kafkalog.errors import InvalidArgument
+from kafkalog.format.columns import nulls_of, numpy_of
 
 NO_KEY = -1
 """Stands for the partition of a null key."""
@@ -53,12 +54,12 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32
     if _repeats(keys):
         encoded = keys.dictionary_encode()
         of_distinct = _hash_to_partitions(encoded.dictionary, partitions)
-        indices = encoded.indices
-        result: npt.NDArray[np.int32] = of_distinct[np.asarray(indices.fill_null(0) if indices.null_count else indices)]
+        places = numpy_of(encoded.indices)
+        result: npt.NDArray[np.int32] = of_distinct[np.where(nulls_of(keys), 0, places) if keys.null_count else places]
     else:
         result = _hash_to_partitions(keys, partitions)
     if keys.null_count:
-        result[np.asarray(keys.is_null())] = NO_KEY
+        result[nulls_of(keys)] = NO_KEY
     return result
 
 
@@ -93,7 +94,7 @@ def crc32c_of_each(keys: pa.Array) -> npt.NDArray[np.uint32]:
         data = np.frombuffer(memoryview(data_bytes), np.uint8)
     starts, lengths = offsets[:-1], np.diff(offsets)
     if keys.null_count:
-        lengths = np.where(np.asarray(keys.is_null()), 0, lengths)
+        lengths = np.where(nulls_of(keys), 0, lengths)
     result = np.zeros(len(keys), np.uint32)
     distinct, first = np.unique(lengths, return_inverse=True)
     order = np.argsort(first, kind="stable")

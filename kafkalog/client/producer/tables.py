@@ -30,6 +30,8 @@ from kafkalog.format.columns import (
     columns_from_arrays,
     encode_columns,
     integer_array,
+    nulls_of,
+    numpy_of,
 )
 
 COLUMNS = ("value", "key", "headers", "timestamp", "partition")
@@ -257,12 +259,10 @@ def _numbers(
     for number in (limits["min"].as_py(), limits["max"].as_py()):
         if not 0 <= number < partitions:
             raise UnknownPartition(topic=topic, partition=number, partitions=partitions)
-    numbers = pc.fill_null(chosen, 0).to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    numbers = numpy_of(chosen).astype(np.int32, copy=False)
     if not chosen.null_count:
         return numbers
-    return np.where(
-        chosen.is_valid().to_numpy(zero_copy_only=False), numbers, np.int32(NO_KEY) if derived is None else derived
-    )
+    return np.where(nulls_of(chosen), np.int32(NO_KEY) if derived is None else derived, numbers)
 
 
 def _take_turns(numbers: npt.NDArray[np.int32], next_turn: Callable[[], int], rows_a_turn: int) -> None:

@@ -32,6 +32,8 @@ from kafkalog.format.columns import (
     decode_columns,
     encode_columns,
     joined,
+    nulls_of,
+    numpy_of,
     timestamp_list,
     timestamps,
 )
@@ -113,8 +115,22 @@ def test_records_come_back_as_they_were(records: list[Any], codec: str, same_tim
         pa.array(headers, HEADERS),
     )
     assert arrays.attributes == columns.attributes
+    assert columns.batch.to_pylist() == arrays.batch.to_pylist()
+    columns.batch.validate(full=True)
     header, batch = batch_of(arrays, codec)
     assert rows(header, checked_columns(header, batch)) == records
+
+
+@settings(derandomize=True, max_examples=100)
+@given(st.lists(st.none() | st.integers(-(1 << 31), (1 << 31) - 1)), st.integers(0, 20), st.integers(0, 20))
+def test_an_array_as_numpy_is_what_arrow_makes_of_it(numbers: list[int | None], first: int, count: int) -> None:
+    expected = numbers[first : first + count]
+    for kind in (pa.int32(), pa.int64(), TIMESTAMP):
+        array = pa.array(numbers, pa.int64()).cast(kind).slice(first, count)
+        nulls = nulls_of(array)
+        assert nulls.tolist() == [number is None for number in expected]
+        found = zip(numpy_of(array).tolist(), nulls, strict=True)
+        assert [None if null else number for number, null in found] == expected
 
 
 def expected_times(times: Sequence[int]) -> int:

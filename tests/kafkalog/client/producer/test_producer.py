@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import signal
@@ -99,6 +100,42 @@ def test_everything_of_a_record_is_read_back(cluster: LocalCluster, made: str, c
         message = found[number % 2][number // 2]
         assert message[:7] == (made, number % 2, number // 2, metadata.timestamp_us, key, value, pairs)
         assert metadata == RecordMetadata(made, number % 2, number // 2, stamp or metadata.timestamp_us)
+
+
+def test_clients_import_no_pandas(cluster: LocalCluster, made: str) -> None:
+    """It takes 0.15 to 0.5 s, which a producer of a second would spend amid its first records."""
+    assert importlib.util.find_spec("pandas") is not None
+    code = r"""if True:
+        import sys
+        import numpy as np
+        import pyarrow as pa
+        from kafkalog import Consumer, Producer
+        from kafkalog.format.columns import BINARY, TIMESTAMP, binary_array, integer_array
+
+        values = [b"v"] * 3000
+        with Producer(sys.argv[1], batch_records=3000) as producer, Consumer(sys.argv[1]) as consumer:
+            for value in [*values, None]:
+                producer.send(sys.argv[2], value)
+            producer.send(sys.argv[2], b"v", headers=[("h", b"x"), ("n", None)])
+            producer.send_many(sys.argv[2], values, keys=[b"k"] * 2999 + [None])
+            few = binary_array(BINARY, [b"k", None, b"l"])
+            numbers = np.arange(3, dtype=np.int32)
+            numbers = pa.Array.from_buffers(pa.int32(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(numbers)])
+            times = integer_array(TIMESTAMP, np.arange(3, dtype=np.int64))
+            rows = [few.take(integer_array(pa.int64(), np.zeros(300, np.int64) + number)) for number in (0, 1)]
+            rows = pa.concat_arrays(rows)  # 300 with a key, 300 without
+            producer.send_arrow(sys.argv[2], pa.RecordBatch.from_arrays([rows, rows], names=["key", "value"]))
+            names = ["partition", "timestamp", "key", "value"]
+            table = pa.RecordBatch.from_arrays([numbers, times, few, few], names=names)
+            producer.send_arrow(sys.argv[2], table)
+            producer.flush()
+            consumer.assign({(sys.argv[2], number): "earliest" for number in range(3)})
+            read = 0
+            while read < 6605:
+                read += len([message.headers for message in consumer.consume(6605 - read, timeout=60)])
+        assert "pandas" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code, cluster.bootstrap_servers, made], check=True, timeout=120)
 
 
 def test_a_delivery_tells_when_it_is_done_and_does_not_linger_once_asked(cluster: LocalCluster, made: str) -> None:
