@@ -147,12 +147,12 @@ def _consume_ours(load: Load, numbers: list[int]) -> None:
 def _consume_theirs(load: Load, numbers: list[int]) -> None:
     import confluent_kafka
 
-    from bench.peers.librdkafka import TUNED_CONSUMER
+    from bench.peers.librdkafka import TUNED_CONSUMER, end_offset
 
     group = {"group.id": f"g{os.getpid()}", "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer({"bootstrap.servers": load.bootstrap_servers, **group, **TUNED_CONSUMER})
     partitions = [confluent_kafka.TopicPartition(load.topic, number, 0) for number in numbers]
-    left = sum(consumer.get_watermark_offsets(each)[1] for each in partitions)
+    left = sum(end_offset(consumer, each) for each in partitions)
     _begin()
     consumer.assign(partitions)
     while left > 0:

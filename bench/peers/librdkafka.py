@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -51,11 +52,24 @@ def produce_all(producer: Any, topic: str, values: list[bytes], records: int) ->
         raise RuntimeError(f"librdkafka has not sent {left} records")
 
 
+def end_offset(consumer: Any, place: TopicPartition) -> int:
+    """A partition's end. Asked for again, for up to a minute, while the broker does not know yet that it leads it: a
+    topic of 1,000 partitions is made before that."""
+    until = time.monotonic() + 60.0
+    while True:
+        try:
+            end: int = consumer.get_watermark_offsets(place, timeout=60.0)[1]
+            return end
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
+                raise
+        time.sleep(0.05)  # nobody reports it
+
+
 def end_offsets(servers: str, topic: str, partitions: int) -> int:
     """How many records a topic has, by their end offsets."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "ends"})
     try:
-        places = [TopicPartition(topic, partition) for partition in range(partitions)]
-        return sum(consumer.get_watermark_offsets(place, timeout=60.0)[1] for place in places)
+        return sum(end_offset(consumer, TopicPartition(topic, partition)) for partition in range(partitions))
     finally:
         consumer.close()

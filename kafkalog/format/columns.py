@@ -420,8 +420,8 @@ def integer_array(of_type: pa.DataType, numbers: npt.NDArray[np.generic]) -> pa.
 
 
 def numpy_of(array: pa.Array) -> npt.NDArray[Any]:
-    """An array of integers or timestamps without a copy, and anything where it has nulls. `to_numpy` and `np.asarray`
-    import pandas."""
+    """An array of signed integers or timestamps without a copy, and anything where it has nulls. `to_numpy` and
+    `np.asarray` import pandas."""
     size = array.type.bit_width // 8
     data = array.buffers()[1]
     if len(array) == 0 or data is None:

@@ -259,7 +259,7 @@ def _numbers(
     for number in (limits["min"].as_py(), limits["max"].as_py()):
         if not 0 <= number < partitions:
             raise UnknownPartition(topic=topic, partition=number, partitions=partitions)
-    numbers = numpy_of(chosen).astype(np.int32, copy=False)
+    numbers = numpy_of(chosen.cast(pa.int32()))  # it may be of any type of integers
     if not chosen.null_count:
         return numbers
     return np.where(nulls_of(chosen), np.int32(NO_KEY) if derived is None else derived, numbers)

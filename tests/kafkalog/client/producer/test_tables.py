@@ -114,6 +114,14 @@ def test_rows_of_many_partitions_are_parted_as_they_are(nulls: str, rows_max: in
     assert sum(map(len, parted.values())) == 200
 
 
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.uint32(), pa.int64(), pa.uint64()])
+def test_partitions_may_be_of_any_type_of_integers(kind: pa.DataType) -> None:
+    greatest = {pa.int8(): 127, pa.uint8(): 255}.get(kind, 32_767 if kind == pa.int16() else 65_535)
+    numbers = pa.array([greatest, None, 1], kind)
+    found = chunks(pa.table({"value": [b"a", b"b", b"c"], "partition": numbers}), greatest + 1, first_turn=2)
+    assert {chunk.partition: values_of(chunk) for chunk in found} == {1: [b"c"], 2: [b"b"], greatest: [b"a"]}
+
+
 @pytest.mark.parametrize("partitions", [65_536, 65_537])
 def test_a_table_may_go_to_the_last_of_very_many_partitions(partitions: int) -> None:
     numbers = pa.array([partitions - 1, 1, partitions - 1], pa.int32())
