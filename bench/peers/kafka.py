@@ -66,7 +66,7 @@ class KafkaServer(PeerProcesses):
             config = self.folder / f"server-{number}.properties"
             settings = self._node(number, address, self.folder / f"data-{number}")
             config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-            making = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
+            making = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(config)]
             self._run_to_end(making, "making its storage")
             self._serve([*self._java, "kafka.Kafka", str(config)])
         for address, process in zip(self._addresses, self._servers, strict=True):
