@@ -29,7 +29,6 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
         return max(_ROWS, int(gigabytes * scale * 1e9 / RECORD_BYTES)) // _ROWS * _ROWS
 
     least = held(min(RETAINED_GB))
-    records = 10 * least
     partition = TopicPartition(TOPIC, 0)
     with LocalCluster(durable=True) as small, LocalCluster(durable=True) as large:
         clusters = dict(zip(RETAINED_GB, (small, large), strict=True))
@@ -45,10 +44,10 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             assert end is not None
             return end
 
-        def read(servers: str) -> None:
+        def read(servers: str, count: int) -> None:
             with Admin(servers) as admin, Consumer(servers) as consumer:
                 end = end_of(admin)
-                for _ in range(records // least):
+                for _ in range(0, count, least):
                     consumer.assign({partition: end - least})
                     left = least
                     for batch in consumer.arrow_batches():
@@ -66,10 +65,11 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             with Admin(cluster.bootstrap_servers) as admin:
                 admin.create_topic(TOPIC, partitions=1)
             write(cluster.bootstrap_servers, held(gigabytes))
-        for doing, work in (("produce", partial(write, count=records)), ("consume", read)):
+        for doing, work, times_least in (("produce", write, 10), ("consume", read, 100)):
+            records = times_least * least
             taken = by_turns(
                 {
-                    f"{gigabytes:g} GB": partial(seconds, partial(work, cluster.bootstrap_servers))
+                    f"{gigabytes:g} GB": partial(seconds, partial(work, cluster.bootstrap_servers, records))
                     for gigabytes, cluster in clusters.items()
                 },
                 scale,
