@@ -115,44 +115,6 @@ def columns_from_lists(
     return Columns(pa.RecordBatch.from_arrays(arrays, schema=SCHEMAS[attributes]), attributes, low, high)
 
 
-def binary_array(of_type: pa.DataType, values: Sequence[bytes | None]) -> pa.Array:
-    """Values as a binary array, or of strings. `pa.array` and `pa.scalar` import pandas where that is installed, which
-    takes 0.15 to 0.5 s, in each Python worker of Spark, and amid a producer's first records. Raises
-    ArrowCapacityError above 2 GiB."""
-    try:
-        validity, filled = None, cast(Sequence[bytes], values)
-        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
-    except TypeError:  # a null among them: len(None)
-        validity, filled = _validity(values), [value or b"" for value in values]
-        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
-    return pa.Array.from_buffers(of_type, len(filled), [validity, _offsets(lengths), pa.py_buffer(b"".join(filled))])
-
-
-def _headers_array(headers: Sequence[Headers | None]) -> pa.Array:
-    """The records' headers; a record without any has a null."""
-    pairs = [pair for of_record in headers if of_record for pair in of_record]
-    names = binary_array(pa.string(), [name.encode() for name, _ in pairs])
-    contents = binary_array(BINARY, [content for _, content in pairs])
-    both = pa.StructArray.from_arrays([names, contents], fields=_HEADER)
-    lengths = np.fromiter((len(of_record or ()) for of_record in headers), np.int64, len(headers))
-    buffers = [_validity([of_record or None for of_record in headers]), _offsets(lengths)]
-    return pa.Array.from_buffers(HEADERS, len(headers), buffers, children=[both])
-
-
-def _offsets(lengths: npt.NDArray[np.int64]) -> pa.Buffer:
-    """Arrow's offsets of elements of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    if offsets[-1] > DELTA_MAX:
-        raise pa.ArrowCapacityError(f"{offsets[-1]} bytes in one column, which holds 2 GiB")
-    return pa.py_buffer(offsets.astype(np.int32))
-
-
-def _validity(values: Sequence[object]) -> pa.Buffer:
-    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    return pa.py_buffer(np.packbits(present, bitorder="little"))
-
-
 def columns_from_arrays(
     value: pa.Array,
     timestamp: pa.Array | int,
@@ -414,14 +376,54 @@ def timestamp_list(header: BatchHeader, columns: pa.RecordBatch) -> Sequence[int
     return times
 
 
+# --- arrays and what is in them --------------------------------------------------------------------------------------
+# Made of buffers, and read as such: `pa.array`, `pa.scalar`, `to_numpy` and `np.asarray` import pandas where that is
+# installed. It takes 0.15 to 0.5 s, in each Python worker of Spark, and amid a producer's first records.
+
+
+def binary_array(of_type: pa.DataType, values: Sequence[bytes | None]) -> pa.Array:
+    """Values as a binary array, or of strings. Raises ArrowCapacityError above 2 GiB."""
+    try:
+        validity, filled = None, cast(Sequence[bytes], values)
+        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
+    except TypeError:  # a null among them: len(None)
+        validity, filled = _validity(values), [value or b"" for value in values]
+        lengths = np.fromiter(map(len, filled), np.int64, len(filled))
+    return pa.Array.from_buffers(of_type, len(filled), [validity, _offsets(lengths), pa.py_buffer(b"".join(filled))])
+
+
+def _headers_array(headers: Sequence[Headers | None]) -> pa.Array:
+    """The records' headers; a record without any has a null."""
+    pairs = [pair for of_record in headers if of_record for pair in of_record]
+    names = binary_array(pa.string(), [name.encode() for name, _ in pairs])
+    contents = binary_array(BINARY, [content for _, content in pairs])
+    both = pa.StructArray.from_arrays([names, contents], fields=_HEADER)
+    lengths = np.fromiter((len(of_record or ()) for of_record in headers), np.int64, len(headers))
+    buffers = [_validity([of_record or None for of_record in headers]), _offsets(lengths)]
+    return pa.Array.from_buffers(HEADERS, len(headers), buffers, children=[both])
+
+
+def _offsets(lengths: npt.NDArray[np.int64]) -> pa.Buffer:
+    """Arrow's offsets of elements of these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > DELTA_MAX:
+        raise pa.ArrowCapacityError(f"{offsets[-1]} bytes in one column, which holds 2 GiB")
+    return pa.py_buffer(offsets.astype(np.int32))
+
+
+def _validity(values: Sequence[object]) -> pa.Buffer:
+    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
 def integer_array(of_type: pa.DataType, numbers: npt.NDArray[np.generic]) -> pa.Array:
     """Numbers without nulls as an array of a type of their width; `pa.array` takes twice as long."""
     return pa.Array.from_buffers(of_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def numpy_of(array: pa.Array) -> npt.NDArray[Any]:
-    """An array of signed integers or timestamps without a copy, and anything where it has nulls. `to_numpy` and
-    `np.asarray` import pandas."""
+    """An array of signed integers or timestamps without a copy, and anything where it has nulls."""
     size = array.type.bit_width // 8
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
