@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
 
-from bench.measure import by_turns, figure, seconds
+from bench.measure import by_turns, figure, looked_for, seconds
 from broker.local import LocalCluster
 from kafkalog import Admin, Consumer, Producer, TopicPartition
 
@@ -19,6 +20,7 @@ RECORD_BYTES = 200
 TOPIC = "retained"
 RETAINED_GB = (0.1, 20.0)
 _ROWS = 10_000
+_SEGMENT_BYTES = 16 << 20  # a segment that is written to is not deleted
 
 
 def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
@@ -59,11 +61,13 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
             for gigabytes, cluster in clusters.items():
                 with Admin(cluster.bootstrap_servers) as admin:
                     admin.delete_records({partition: max(0, end_of(admin) - held(gigabytes))})
+                most = held(gigabytes) * (RECORD_BYTES + 20) + 2 * _SEGMENT_BYTES
+                looked_for(lambda: _bytes_on_disk(cluster) <= most, 60, "deleted records are on the disk")  # noqa: B023
             os.sync()
 
         for gigabytes, cluster in clusters.items():
             with Admin(cluster.bootstrap_servers) as admin:
-                admin.create_topic(TOPIC, partitions=1)
+                admin.create_topic(TOPIC, partitions=1, config={"segment.bytes": _SEGMENT_BYTES})
             write(cluster.bootstrap_servers, held(gigabytes))
         for doing, work, times_least in (("produce", write, 10), ("consume", read, 100)):
             records = times_least * least
@@ -80,3 +84,11 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 yield figure(
                     f"{doing}, {name} retained", "records/s", rates, records=records, record_bytes=RECORD_BYTES
                 )
+
+
+def _bytes_on_disk(cluster: LocalCluster) -> int:
+    found = 0
+    for path in cluster.root.glob(f"broker-*/{TOPIC}-*/*"):
+        with suppress(FileNotFoundError):  # deleted since
+            found += path.stat().st_size
+    return found

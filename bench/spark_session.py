@@ -78,6 +78,7 @@ def _end_java() -> None:
     """pyspark would use the process again, also one that has ended or whose heap is full of what it kept."""
     gateway: Any = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None
+    SparkContext._active_spark_context = SparkSession._instantiatedSession = None  # `stop` leaves them where it failed
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()

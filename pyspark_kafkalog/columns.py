@@ -354,7 +354,7 @@ def batches_by_topic(
 
 def _sorted_by_topic(topics: pa.Array, records: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     encoded = topics.dictionary_encode()
-    places = numpy_of(encoded.indices)
+    places = numpy_of(encoded.indices.cast(pa.int32()))  # of somebody else's dictionary, they may be of any type
     if len(encoded.dictionary) < 1 << 16:
         places = places.astype(np.uint16)  # sorted in a twentieth of the time
     in_order = records.take(integer_array(pa.int64(), np.argsort(places, kind="stable")))

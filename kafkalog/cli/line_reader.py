@@ -39,10 +39,12 @@ class LineReader:
 
     def __exit__(self, *exception: object) -> None:
         self._is_stopped = True  # who stops it later finds nobody to wake
-        if self._previous_fd is not None:
-            signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._woken)
-        os.close(self._waker)
+        try:
+            if self._previous_fd is not None:
+                signal.set_wakeup_fd(self._previous_fd)
+        finally:
+            os.close(self._woken)
+            os.close(self._waker)
 
     def stop(self) -> None:
         """Hand out no more lines, at once also if none comes. Thread-safe."""

@@ -125,6 +125,8 @@ class PartitionExtent(NamedTuple):
     size_bytes: int
 
 
+_LISTED_MAX = 20_000
+"""Partitions of one request. A broker takes 50,000."""
 _AT = {"earliest": pb.ListOffset.EARLIEST, "latest": pb.ListOffset.LATEST}
 
 
@@ -246,15 +248,17 @@ def _ask(
         topic, leader = cluster.leader_of(partition)
         by_leader.setdefault(leader.broker_id, []).append((partition, topic.topic_id))
     for broker_id, partitions in by_leader.items():
-        request = pb.ListOffsetsRequest()
-        for partition, topic_id in partitions:
-            each = request.partitions.add(
-                topic_id=topic_id, partition=partition.partition, from_offset=from_offsets[partition]
-            )
-            _say_where(each, wanted[partition])
-        reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id, patient=False)
-        for (partition, topic_id), listed in zip(partitions, reply.partitions, strict=True):
-            yield partition, topic_id, listed
+        for start in range(0, len(partitions), _LISTED_MAX):
+            some = partitions[start : start + _LISTED_MAX]
+            request = pb.ListOffsetsRequest()
+            for partition, topic_id in some:
+                each = request.partitions.add(
+                    topic_id=topic_id, partition=partition.partition, from_offset=from_offsets[partition]
+                )
+                _say_where(each, wanted[partition])
+            reply: pb.ListOffsetsReply = cluster.call("ListOffsets", request, broker_id=broker_id, patient=False)
+            for (partition, topic_id), listed in zip(some, reply.partitions, strict=True):
+                yield partition, topic_id, listed
 
 
 def _say_where(each: pb.ListOffset, spec: str | AtTimestamp | AfterBytes) -> None:
@@ -280,10 +284,14 @@ def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_
         Whether the end of some partition may differ.
     """
     by_leader: dict[int, pb.ListOffsetsRequest] = {}
+    is_cut = False  # some are not waited for
     try:
         for partition, offset in known.items():
             topic, leader = cluster.leader_of(partition)
             request = by_leader.setdefault(leader.broker_id, pb.ListOffsetsRequest())
+            if len(request.partitions) == _LISTED_MAX:
+                is_cut = True
+                continue
             request.partitions.add(topic_id=topic.topic_id, partition=partition.partition, known_offset=offset)
         for request in by_leader.values():
             request.max_wait_ms = max_wait_ms
@@ -294,7 +302,7 @@ def wait_for_records(cluster: Cluster, known: Mapping[TopicPartition, int], max_
                 for wanted, listed in zip(by_leader[broker_id].partitions, reply.partitions, strict=True)
             )
 
-        return cluster.first_of("ListOffsets", by_leader, has_news)
+        return cluster.first_of("ListOffsets", by_leader, has_news) or is_cut
     except KafkalogError:  # raised by the next call
         return True
 

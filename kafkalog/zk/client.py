@@ -84,8 +84,8 @@ class Client(KazooClient):
 
     def __init__(self, hosts: str, timeout: float, connection_retry: KazooRetry) -> None:
         self.lock = Lock()  # guards _queue and _pending: nothing is added while a lost connection fails all requests
-        self.asked_ms = round(timeout * 1000)
         super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
+        self.asked_ms: int = self._session_timeout
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     @property

@@ -180,7 +180,7 @@ class ZooKeeperSession:
         self._caller = _Caller()
         self._client = Client(
             hosts=self.address.hosts,
-            timeout=session_timeout_ms / 1000,
+            timeout=(session_timeout_ms + 0.5) / 1000,  # kazoo's cuts off what is less than a millisecond
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0),
         )
         self._client.add_listener(self._state_changed)

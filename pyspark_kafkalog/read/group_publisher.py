@@ -47,8 +47,8 @@ _RENEWED_S = 1.0
 
 
 class Progress:
-    """One stream's progress. Its methods return at once, but for `finish` and `stop`; the thread starts with the first
-    position, or with `begin`.
+    """One stream's progress. Its methods return at once, but for `finish`, `finish_again` and `stop`; the thread starts
+    with the first position, or with `begin`.
 
     Args:
         cluster: the group's.
@@ -64,19 +64,21 @@ class Progress:
         readable = re.sub(r"[^a-zA-Z0-9._-]", "_", host)[:200]
         self._name = f"{readable}-{self._process}-{uuid.uuid4().hex[:8]}"
         self._host = host
-        self._changed = threading.Condition()  # guards the next seven; held for no I/O
+        self._changed = threading.Condition()  # guards the next eight; held for no I/O
         self._position: PartitionOffsets = {}
         self._topic_ids: dict[str, bytes] = {}
         self._asked = self._answered = 0
         self._is_published = True
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._written: PartitionOffsets = {}  # the thread's own, as are the next seven
+        self._again_s = 0.0  # when `finish_again` tries the next time
+        self._written: PartitionOffsets = {}  # the thread's own, as are the next eight
         self._epoch: int | None = None  # of the membership; None: it has to register
         self._renewed_s = 0.0
         self._order = 0
         self._is_first: bool | None = None
         self._failing = False
+        self._is_loss_told = False
         self._leases_end_s: dict[str, float] = {}  # of the consumers, by name, as they were when they were met first
         self._has_given_up = False
         self._before_publishing: list[Callable[[], None]] = []  # `after` adds, the thread takes out
@@ -123,6 +125,17 @@ class Progress:
                 return False
             return self._is_published
 
+    def finish_again(self) -> bool:
+        """After a `finish` that failed: whether the position is written by now. If not, it is tried again every few
+        seconds, which is waited for a moment only: other sources of the query go on meanwhile."""
+        with self._changed:
+            if self._thread is None and not self._is_published and time.monotonic() >= self._again_s:
+                self._again_s = time.monotonic() + RENEW_S
+                self._start()
+                self.end()
+                self._changed.wait_for(lambda: self._thread is None, _PUBLISH_EVERY_S)
+            return self._thread is None and self._is_published
+
     def end(self) -> None:
         """Write the position, leave the group and stop, soon."""
         with self._changed:
@@ -143,7 +156,7 @@ class Progress:
             try:
                 self._thread.start()
             except RuntimeError as error:  # no more threads
-                self._thread = None
+                self._thread, self._is_published = None, False
                 self._failed(error)
 
     def _run(self) -> None:
@@ -163,7 +176,8 @@ class Progress:
                     # yet, or restarts) ends inside brokers, which do not notify clients. So it retries a few times.
                     time.sleep(_PUBLISH_EVERY_S)
                     published = self._publish(position, topic_ids)
-                if not published:
+                if not published and not self._is_loss_told:
+                    self._is_loss_told = True
                     log.warning(
                         "group_last_position_not_published",
                         group=self._group,

@@ -86,7 +86,8 @@ class StreamSession:
         self._answered_s = -math.inf
         # AvailableNow's is taken at the first next_position: what is replayed before may end beyond the log's end now.
         self._target: PartitionOffsets | None = None
-        self._finished_at: PartitionOffsets | None = None
+        self._ended_at: PartitionOffsets | None = None
+        self._is_finished = False
 
     # --- where it starts -----------------------------------------------------------------------------------------
 
@@ -251,9 +252,12 @@ class StreamSession:
 
     def finish(self, position: PartitionOffsets) -> None:
         """Publish the last position and leave the group; once, for other sources of the query may go on. If that fails,
-        Spark's next call tries again."""
-        if self._finished_at != position and self.progress.finish():
-            self._finished_at = dict(position)
+        Spark's next calls try again."""
+        if self._ended_at != position:
+            self._ended_at = dict(position)
+            self._is_finished = self.progress.finish()
+        elif not self._is_finished:
+            self._is_finished = self.progress.finish_again()
 
     def _publish(self, position: PartitionOffsets, latest: PartitionOffsets) -> None:
         """Publish the position under the group, for topics that exist.
@@ -261,14 +265,14 @@ class StreamSession:
         A start is not published before the first micro-batch has succeeded: a query that fails there has read nothing,
         and `committed` would then skip records that were never read.
         """
-        if position == self._finished_at:
+        if position == self._ended_at:
             return
         there = {p: offset for p, offset in position.items() if p in latest and p not in self._again}
         self.progress.at({} if self._is_unread else there, self._topic_ids)
 
     def done(self, end: PartitionOffsets) -> None:
         """Note the end of a micro-batch. It is not a position in a topic that was deleted, or created again, since."""
-        if end != self._finished_at:  # else it would become a member of its group again
+        if end != self._ended_at:  # else it would become a member of its group again
             self.progress.done({p: offset for p, offset in end.items() if p in self.latest and p not in self._again})
 
     def _up_to_target(self, latest: PartitionOffsets) -> PartitionOffsets:

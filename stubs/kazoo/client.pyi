@@ -10,6 +10,7 @@ from kazoo.protocol.states import KazooState as KazooState
 from kazoo.retry import KazooRetry
 
 class KazooClient:
+    _session_timeout: int
     chroot: str
     handler: SequentialThreadingHandler
     hosts: list[tuple[str, int]]

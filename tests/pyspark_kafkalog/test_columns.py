@@ -277,6 +277,18 @@ def test_rows_of_more_topics_than_are_filtered_are_the_same_sorted(monkeypatch: 
     assert len(by_sorting) == 311
 
 
+def test_rows_of_many_topics_of_somebody_elses_dictionary_are_all_sent() -> None:
+    topics = pa.DictionaryArray.from_arrays(
+        pa.array(range(200), pa.uint8()), pa.array([f"t{each}" for each in range(200)])
+    )
+    values = pa.array([b"%d" % each for each in range(200)], pa.binary())
+    batch = pa.RecordBatch.from_arrays([values, topics], names=["value", "topic"])
+    found = written(batch)
+    assert {topic: [row["value"] for row in rows] for topic, rows in found} == {
+        f"t{each}": [b"%d" % each] for each in range(200)
+    }
+
+
 def test_rows_of_one_topic_are_not_copied() -> None:
     batch = rows_to_write(value=["a" * 1000] * 10, topic=["t"] * 10)
     ((_, records),) = columns.batches_by_topic(batch, ("value", "topic"), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -732,9 +733,13 @@ def test_a_source_that_has_ended_before_others_leaves_its_group_once_and_for_all
 
 
 def test_a_source_that_has_ended_while_its_group_cannot_be_written_publishes_its_end_later(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def is_busy(*_: object) -> None:
+    attempts = itertools.count()
+
+    def is_busy(cluster: object, group: str, *_: object) -> None:
+        if group == f"spark-{topic}":
+            next(attempts)
         raise BrokerBusy(broker=0, reason="a test")
 
     topic = live.topic(3)
@@ -742,11 +747,21 @@ def test_a_source_that_has_ended_while_its_group_cannot_be_written_publishes_its
     read_between(stream, start, end)
     with monkeypatch.context() as patched:
         patched.setattr("kafkalog.client.groups.keep_member", is_busy)
-        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+        for _ in range(5):  # other sources go on, and do not wait for it
+            assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+            stream.commit(end)
+        waited_for(lambda: stream._session.progress._thread is None)
+    assert next(attempts) <= 13  # of the end, and again after it
+    assert caplog.text.count(f"group_last_position_not_published group=spark-{topic}") == 1
     assert not live.admin.committed(f"spark-{topic}")
-    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end  # other sources go on
-    assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
-    assert not live.admin.describe_group(f"spark-{topic}").members
+
+    def is_published() -> bool:
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+        return set(live.admin.committed(f"spark-{topic}").values()) == {3}
+
+    waited_for(is_published)
+    waited_for(lambda: not live.admin.describe_group(f"spark-{topic}").members)
+    assert stream._session._is_finished
 
 
 def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:

@@ -414,6 +414,24 @@ def test_the_time_of_a_cancelled_close_beside_another_is_not_the_others_failure(
     asyncio.run(main())
 
 
+def test_the_time_of_a_cancelled_close_of_its_own_is_told_by_the_next(cluster: LocalCluster, made: str) -> None:
+    async def main() -> None:
+        with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
+            producer = aio.Producer(behind)
+            ended = noted(producer, "_close_untold")
+            await producer.send_and_wait(made, b"0", partition=0)
+            proxy.hold_answers()
+            await producer.send(made, b"1", partition=0)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(producer.close(timeout=0.3), 0.1)
+            await until(lambda: bool(ended))
+            with pytest.raises(type(ended[0])):
+                await producer.close()
+            await producer.close()
+
+    asyncio.run(main())
+
+
 def test_a_closing_producer_serves_no_other_event_loop(cluster: LocalCluster, made: str) -> None:
     with proxied(cluster.bootstrap_servers, cluster.brokers[0].data_port) as (behind, proxy):
         producer = aio.Producer(behind)

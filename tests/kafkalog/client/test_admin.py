@@ -81,6 +81,18 @@ def test_a_change_waits_for_the_brokers_of_the_topic_and_names_those_that_do_not
         assert admin.delete_topic("t") == ()
 
 
+def test_offsets_of_more_partitions_than_a_request_takes_are_asked_for_in_several(
+    admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.client.admin._LISTED_MAX", 2)
+    admin.create_topic(topic, partitions=5)
+    partitions = [TopicPartition(topic, number) for number in range(5)]
+    found = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    assert {partition: each.offset for partition, each in found.items()} == dict.fromkeys(partitions, 0)
+    assert wait_for_records(admin._cluster, dict.fromkeys(partitions, 0), 1)  # the fifth may have changed
+    assert not wait_for_records(admin._cluster, dict.fromkeys(partitions[:2], 0), 1)
+
+
 def test_a_topic_from_its_making_to_its_end(admin: Admin, topic: str) -> None:
     made = admin.create_topic(topic, partitions=2, config={"retention.ms": 5000, "flush_messages": 1})
     assert (made.name, len(made.partitions), len(made.topic_id)) == (topic, 2, 16)

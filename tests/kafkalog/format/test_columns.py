@@ -115,7 +115,7 @@ def test_records_come_back_as_they_were(records: list[Any], codec: str, same_tim
         pa.array(headers, HEADERS),
     )
     assert arrays.attributes == columns.attributes
-    assert columns.batch.to_pylist() == arrays.batch.to_pylist()
+    assert columns.batch.equals(arrays.batch)
     columns.batch.validate(full=True)
     header, batch = batch_of(arrays, codec)
     assert rows(header, checked_columns(header, batch)) == records

@@ -106,19 +106,35 @@ def test_no_interrupt_comes_amid_a_call_of_a_broker(cluster: LocalCluster) -> No
     assert not interrupting(control.close)
 
 
-def test_an_interrupt_of_one_that_waits_or_sets_leaves_nobody_waiting() -> None:
+def test_an_interrupt_of_one_that_sets_leaves_nobody_waiting() -> None:
     number = 0
     is_interrupted = True
     while is_interrupted:
         signal = Signal()
-        other = threading.Thread(target=signal.wait, daemon=True)
-        other.start()
+        others = [threading.Thread(target=signal.wait, daemon=True) for _ in range(2)]
+        for other in others:
+            other.start()
         is_interrupted = interrupted_at(number, signal.set, "net/main_thread.py", "contextlib.py")
-        if signal.is_set():
-            is_interrupted |= interrupted_at(number, signal.wait, "net/main_thread.py", "contextlib.py")
-        else:  # it had not begun
+        if not signal.is_set():  # it had not begun
             assert number == 0
             signal.set()
-        join_all([other], 30)
+        join_all(others, 30)
         number += 1
     assert number > 2
+
+
+def test_an_interrupt_of_one_that_waits_leaves_nobody_waiting() -> None:
+    number = 0
+    is_interrupted = True
+    while is_interrupted:
+        signal = Signal()
+        others = [threading.Thread(target=signal.wait, daemon=True) for _ in range(2)]
+        for other in others:
+            other.start()
+        signal._is_set = True  # as it is for one that has got the lock, and has to pass it on
+        is_interrupted = interrupted_at(number, signal.wait, "net/main_thread.py", "contextlib.py")
+        if number == 0:  # it had not begun
+            signal.wait()
+        join_all(others, 30)
+        number += 1
+    assert number > 1
