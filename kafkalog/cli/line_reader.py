@@ -39,10 +39,14 @@ class LineReader:
 
     def __exit__(self, *exception: object) -> None:
         self._is_stopped = True  # who stops it later finds nobody to wake
+        is_put_back = self._previous_fd is None
         try:
             if self._previous_fd is not None:
                 signal.set_wakeup_fd(self._previous_fd)
+                is_put_back = True
         finally:
+            if not is_put_back:  # an interrupt, or that one is closed: signals may not be written to whoever gets ours
+                signal.set_wakeup_fd(-1)
             os.close(self._woken)
             os.close(self._waker)
 

@@ -71,7 +71,7 @@ class Progress:
         self._is_published = True
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._again_s = 0.0  # when `finish_again` tries the next time
+        self._tried_s = 0.0  # when `finish` or `finish_again` ended
         self._written: PartitionOffsets = {}  # the thread's own, as are the next eight
         self._epoch: int | None = None  # of the membership; None: it has to register
         self._renewed_s = 0.0
@@ -120,20 +120,22 @@ class Progress:
         position was not written."""
         with self._changed:
             self.end()
-            if not self._changed.wait_for(lambda: self._thread is None, timeout):
+            is_over = self._changed.wait_for(lambda: self._thread is None, timeout)
+            self._tried_s = time.monotonic()
+            if not is_over:
                 log.warning("group_progress_late", group=self._group, waited_s=timeout)
-                return False
-            return self._is_published
+            return is_over and self._is_published
 
     def finish_again(self) -> bool:
-        """After a `finish` that failed: whether the position is written by now. If not, it is tried again every few
-        seconds, which is waited for a moment only: other sources of the query go on meanwhile."""
+        """After a `finish` that failed: try again; whether the position is written by now. Other sources of the query
+        go on meanwhile, so this waits for a tenth of the time since the last try, or for a moment."""
         with self._changed:
-            if self._thread is None and not self._is_published and time.monotonic() >= self._again_s:
-                self._again_s = time.monotonic() + RENEW_S
+            patience = max(_PUBLISH_EVERY_S, min(_FINISH_S, (time.monotonic() - self._tried_s) / 10))
+            if self._thread is None and not self._is_published:
                 self._start()
                 self.end()
-                self._changed.wait_for(lambda: self._thread is None, _PUBLISH_EVERY_S)
+            self._changed.wait_for(lambda: self._thread is None, patience)
+            self._tried_s = time.monotonic()
             return self._thread is None and self._is_published
 
     def end(self) -> None:
@@ -184,6 +186,9 @@ class Progress:
                         effect="consumers that go on with the group read the query's last records again; run it once "
                         "more when the group has no live member",
                     )
+                elif published and self._is_loss_told:
+                    self._is_loss_told = False
+                    log.info("group_last_position_published", group=self._group)
                 self._leave()
             with self._changed:
                 self._answered, self._is_published = asked, published

@@ -7,12 +7,15 @@ import logging
 import math
 import re
 import shlex
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafkalog.cli.main import run
+from kafkalog.client import groups
 from kafkalog.client.consumer.partition_fetch import FetchedBatch, PartitionFetch
 from kafkalog.errors import (
     BrokerBusy,
@@ -747,11 +750,11 @@ def test_a_source_that_has_ended_while_its_group_cannot_be_written_publishes_its
     read_between(stream, start, end)
     with monkeypatch.context() as patched:
         patched.setattr("kafkalog.client.groups.keep_member", is_busy)
-        for _ in range(5):  # other sources go on, and do not wait for it
+        for _ in range(10):  # other sources go on, and wait for a moment only
             assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
             stream.commit(end)
         waited_for(lambda: stream._session.progress._thread is None)
-    assert next(attempts) <= 13  # of the end, and again after it
+    assert next(attempts) < 48  # of 60, if each call waited for its six
     assert caplog.text.count(f"group_last_position_not_published group=spark-{topic}") == 1
     assert not live.admin.committed(f"spark-{topic}")
 
@@ -762,6 +765,32 @@ def test_a_source_that_has_ended_while_its_group_cannot_be_written_publishes_its
     waited_for(is_published)
     waited_for(lambda: not live.admin.describe_group(f"spark-{topic}").members)
     assert stream._session._is_finished
+
+
+def test_a_source_that_has_ended_waits_for_an_answer_that_is_on_its_way_a_tenth_of_the_time_since_the_last_try(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark ends the process after its last call."""
+    topic = live.topic(3)
+    stream, start, end = available_now(live, topic)
+    read_between(stream, start, end)
+    progress, keep = stream._session.progress, groups.keep_member
+    begun, gate = threading.Event(), threading.Event()
+
+    def keep_late(*arguments: Any) -> Any:
+        begun.set()
+        assert gate.wait(60)
+        return keep(*arguments)
+
+    monkeypatch.setattr(progress, "finish", partial(progress.finish, 0.1))
+    monkeypatch.setattr(groups, "keep_member", keep_late)
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    assert begun.wait(60) and not stream._session._is_finished
+    progress._tried_s -= 600  # a long micro-batch of another source
+    threading.Timer(0.5, gate.set).start()  # later than the moment that is waited for at least
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    assert stream._session._is_finished
+    assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
 
 
 def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:

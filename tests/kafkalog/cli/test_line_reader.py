@@ -139,3 +139,20 @@ def test_who_was_woken_by_signals_before_the_lines_is_so_after_them() -> None:
                 pass
         finally:
             assert signal.set_wakeup_fd(before) == writing
+
+
+def test_lines_end_if_who_was_woken_before_them_is_gone_and_signals_are_then_written_to_nobody() -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    own = signal.set_wakeup_fd(writing)
+    lines = LineReader(reading)
+    try:
+        lines.__enter__()
+        os.close(writing)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            lines.__exit__()
+    finally:
+        assert signal.set_wakeup_fd(own) == -1
+        os.close(reading)
+    for descriptor in (lines._woken, lines._waker):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
