@@ -17,7 +17,7 @@ import pyarrow.csv
 
 from examples import demo
 from kafkalog import Admin, Producer
-from kafkalog.errors import TopicExists
+from kafkalog.errors import BrokerUnreachable, TopicExists
 
 
 def scheduled(flight: dict[str, Any]) -> datetime:
@@ -60,6 +60,8 @@ def main() -> None:
         publish_planes(given.bootstrap, "planes", planes)
     except TopicExists as error:
         raise SystemExit(f"{error}; delete it (`kafkalog topics delete`) to publish once more") from None
+    except BrokerUnreachable as error:
+        raise SystemExit(f"{error}; `kafkalog local`, in another shell, starts a broker") from None
     print(f"{len(flights):,} flights are in the topic flights, {len(planes):,} planes in planes")
 
 

@@ -24,6 +24,7 @@ from broker.local import LocalCluster
 from examples import demo, publish_flights
 from examples.pipelines import backfill, delays_by_window, enrich_flights
 from kafkalog import Admin, Producer
+from tests.free_ports import free_ports
 from tests.reading import all_messages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,6 +172,13 @@ def test_a_range_that_could_not_be_copied_whole_is_refused(
     with pytest.raises(SystemExit):
         backfill.parse(["--bootstrap", "host:1", "--from", "a", "--to", "b", "--since", since, "--until", until])
     assert told in capsys.readouterr().err
+
+
+def test_who_publishes_without_a_broker_is_told_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_ports(1)}"
+    monkeypatch.setattr(sys, "argv", ["publish_flights", "--bootstrap", address, "--count", "1"])
+    with pytest.raises(SystemExit, match=f"^no broker reachable at {address}: .*; `kafkalog local`, in another shell"):
+        publish_flights.main()
 
 
 def test_the_commands_that_readme_and_docstrings_print_are_what_the_jobs_take() -> None:
