@@ -63,7 +63,7 @@ def end_offset(consumer: Any, place: TopicPartition) -> int:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
                 raise
-        time.sleep(0.05)  # nobody reports it
+        time.sleep(0.05)  # a broker reports to no client that it has come to lead a partition
 
 
 def end_offsets(servers: str, topic: str, partitions: int) -> int:
