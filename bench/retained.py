@@ -62,7 +62,7 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 with Admin(cluster.bootstrap_servers) as admin:
                     admin.delete_records({partition: max(0, end_of(admin) - held(gigabytes))})
                 most = held(gigabytes) * (RECORD_BYTES + 20) + 2 * _SEGMENT_BYTES
-                looked_for(lambda: _bytes_on_disk(cluster) <= most, 60, "deleted records are on the disk")  # noqa: B023
+                looked_for(partial(_has_at_most, most, cluster), 60, "deleted records are on the disk")
             os.sync()
 
         for gigabytes, cluster in clusters.items():
@@ -86,9 +86,10 @@ def run(scale: float = 1.0) -> Iterator[dict[str, object]]:
                 )
 
 
-def _bytes_on_disk(cluster: LocalCluster) -> int:
+def _has_at_most(most: int, cluster: LocalCluster) -> bool:
+    """Whether the records' files have no more bytes than that."""
     found = 0
     for path in cluster.root.glob(f"broker-*/{TOPIC}-*/*"):
         with suppress(FileNotFoundError):  # deleted since
             found += path.stat().st_size
-    return found
+    return found <= most

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+
+from bench.measure import looked_for
 
 TUNED_PRODUCER: Mapping[str, object] = {
     "acks": 1,
@@ -53,17 +54,20 @@ def produce_all(producer: Any, topic: str, values: list[bytes], records: int) ->
 
 
 def end_offset(consumer: Any, place: TopicPartition) -> int:
-    """A partition's end. Asked for again, for up to a minute, while the broker does not know yet that it leads it: a
-    topic of 1,000 partitions is made before that."""
-    until = time.monotonic() + 60.0
-    while True:
+    """A partition's end. Asked for again while its broker does not know yet that it leads it: a topic of 1,000
+    partitions is made before that."""
+    found: list[int] = []
+
+    def is_told() -> bool:
         try:
-            end: int = consumer.get_watermark_offsets(place, timeout=60.0)[1]
-            return end
+            found.append(consumer.get_watermark_offsets(place, timeout=60.0)[1])
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
                 raise
-        time.sleep(0.05)  # a broker reports to no client that it has come to lead a partition
+        return bool(found)
+
+    looked_for(is_told, 60.0, f"{place.topic}-{place.partition} has no leader")
+    return found[0]
 
 
 def end_offsets(servers: str, topic: str, partitions: int) -> int:

@@ -74,18 +74,13 @@ class Pending(AsyncResult, Generic[_Answer]):
 
 class Client(KazooClient):
     """A `KazooClient` with `submit` and `take_back`. Send requests only with `submit`: KazooClient's own methods for
-    requests do not take the lock.
-
-    Attributes:
-        asked_ms: the timeout of a session that is asked for. ZooKeeper may grant another one.
-    """
+    requests do not take the lock."""
 
     _connection: _Connection
 
     def __init__(self, hosts: str, timeout: float, connection_retry: KazooRetry) -> None:
         self.lock = Lock()  # guards _queue and _pending: nothing is added while a lost connection fails all requests
         super().__init__(hosts=hosts, timeout=timeout, connection_retry=connection_retry)
-        self.asked_ms: int = self._session_timeout
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     @property
@@ -196,8 +191,9 @@ class _Connection(ConnectionHandler):
         self.failures = {}
         self._heard, self.proven_at = time.monotonic(), began
         granted_ms = round(read_timeout * 1.5)  # kazoo's is two thirds of the session's, in milliseconds
-        if granted_ms not in (self.client.asked_ms, round(self.session_seconds * 1000)):  # once, not at each connection
-            log.warning("zookeeper_session_timeout_changed", asked_ms=self.client.asked_ms, granted_ms=granted_ms)
+        asked_ms = self.client._session_timeout
+        if granted_ms not in (asked_ms, round(self.session_seconds * 1000)):  # once, not at each connection
+            log.warning("zookeeper_session_timeout_changed", asked_ms=asked_ms, granted_ms=granted_ms)
         self.session_seconds = granted_ms / 1000
         return read_timeout, connect_timeout
 

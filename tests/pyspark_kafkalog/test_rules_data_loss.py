@@ -7,8 +7,11 @@ import logging
 import math
 import re
 import shlex
+import sys
 import threading
+import traceback
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -37,6 +40,7 @@ from pyspark_kafkalog.read.group_publisher import Progress
 from pyspark_kafkalog.read.offset_reader import Lookup
 from pyspark_kafkalog.source import StreamReader
 from tests.pyspark_kafkalog.live import EVERYTHING, Live, read_between, rows
+from tests.threads import join_all
 from tests.waiting import waited_for
 
 EARLIEST = {"startingOffsets": "earliest"}
@@ -787,10 +791,26 @@ def test_a_source_that_has_ended_waits_for_an_answer_that_is_on_its_way_a_tenth_
     assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
     assert begun.wait(60) and not stream._session._is_finished
     progress._tried_s -= 600  # a long micro-batch of another source
-    threading.Timer(0.5, gate.set).start()  # later than the moment that is waited for at least
+    monkeypatch.setattr("pyspark_kafkalog.read.group_publisher._PUBLISH_EVERY_S", 0.0)  # it waits for this at least
+    main = threading.get_ident()
+
+    def answer() -> None:
+        try:
+            waited_for(lambda: Progress.finish_again.__code__ in codes_of(main))
+        finally:
+            gate.set()
+
+    answering = threading.Thread(target=answer)
+    answering.start()
     assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    join_all([answering], 60)
     assert stream._session._is_finished
     assert set(live.admin.committed(f"spark-{topic}").values()) == {3}
+
+
+def codes_of(thread: int) -> set[CodeType]:
+    """What a thread is in."""
+    return {frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[thread])}
 
 
 def available_now(live: Live, topic: str, **options: Any) -> tuple[StreamReader, Position, Position]:

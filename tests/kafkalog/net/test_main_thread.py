@@ -106,7 +106,8 @@ def test_no_interrupt_comes_amid_a_call_of_a_broker(cluster: LocalCluster) -> No
     assert not interrupting(control.close)
 
 
-def test_an_interrupt_of_one_that_sets_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("what, places", [("set", 2), ("wait", 1)])
+def test_an_interrupt_of_one_that_sets_or_waits_leaves_nobody_waiting(what: str, places: int) -> None:
     number = 0
     is_interrupted = True
     while is_interrupted:
@@ -114,27 +115,11 @@ def test_an_interrupt_of_one_that_sets_leaves_nobody_waiting() -> None:
         others = [threading.Thread(target=signal.wait, daemon=True) for _ in range(2)]
         for other in others:
             other.start()
-        is_interrupted = interrupted_at(number, signal.set, "net/main_thread.py", "contextlib.py")
-        if not signal.is_set():  # it had not begun
-            assert number == 0
-            signal.set()
-        join_all(others, 30)
-        number += 1
-    assert number > 2
-
-
-def test_an_interrupt_of_one_that_waits_leaves_nobody_waiting() -> None:
-    number = 0
-    is_interrupted = True
-    while is_interrupted:
-        signal = Signal()
-        others = [threading.Thread(target=signal.wait, daemon=True) for _ in range(2)]
-        for other in others:
-            other.start()
-        signal._is_set = True  # as it is for one that has got the lock, and has to pass it on
-        is_interrupted = interrupted_at(number, signal.wait, "net/main_thread.py", "contextlib.py")
+        if what == "wait":
+            signal._is_set = True  # as it is for one that has got the lock, and has to pass it on
+        is_interrupted = interrupted_at(number, getattr(signal, what), "net/main_thread.py", "contextlib.py")
         if number == 0:  # it had not begun
-            signal.wait()
+            getattr(signal, what)()
         join_all(others, 30)
         number += 1
-    assert number > 1
+    assert number > places
