@@ -3,10 +3,11 @@
 The position is Spark's: the start that Spark passes to `latestOffset`, and the end that it passes to `commit`, because
 everything before them is processed. A thread writes it, through a broker, to ZooKeeper, and renews the stream's place
 among the group's live members. Of several members only the first publishes; the others log a warning and take over when
-it has ended. Nothing here fails a query, or slows it before its end: a failure is logged once until it passes, and the
-next renewal tries again. But a stream that meets subscribed consumers in its group, and sees that they live, publishes
-nothing any more: they may be away for a moment later, and would go on at its position instead of theirs. Consumers that
-were killed stay members for their session.timeout.ms; they live if one renews its lease, or another one comes.
+it has ended. Nothing here fails a query, or slows it before the source's end: a failure is logged once until it passes,
+and the next renewal tries again. But a stream that meets subscribed consumers in its group, and sees that they live,
+publishes nothing any more: they may be away for a moment later, and would go on at its position instead of theirs.
+Consumers that were killed stay members for their session.timeout.ms; they live if one renews its lease, or another one
+comes.
 
 Spark ends the process of a source without notice. A member that is not renewed expires after 10 s. A successor on the
 same machine does not wait for that, because it sees that the process has ended.
@@ -186,9 +187,6 @@ class Progress:
                         effect="consumers that go on with the group read the query's last records again; run it once "
                         "more when the group has no live member",
                     )
-                elif published and self._is_loss_told:
-                    self._is_loss_told = False
-                    log.info("group_last_position_published", group=self._group)
                 self._leave()
             with self._changed:
                 self._answered, self._is_published = asked, published

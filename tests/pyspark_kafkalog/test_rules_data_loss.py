@@ -10,7 +10,6 @@ import shlex
 import sys
 import threading
 import traceback
-from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -786,7 +785,7 @@ def test_a_source_that_has_ended_waits_for_an_answer_that_is_on_its_way_a_tenth_
         assert gate.wait(60)
         return keep(*arguments)
 
-    monkeypatch.setattr(progress, "finish", partial(progress.finish, 0.1))
+    monkeypatch.setattr(progress, "finish", lambda timeout=0.1, finish=progress.finish: finish(timeout))
     monkeypatch.setattr(groups, "keep_member", keep_late)
     assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
     assert begun.wait(60) and not stream._session._is_finished

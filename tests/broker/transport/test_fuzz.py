@@ -27,9 +27,8 @@ from tests.broker.data_port_client import DataPortClient, a_batch, append_frame,
 
 CASES = 250
 PRODUCER = producer_id_of("x")
-_OF_GRPC = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")  # it keeps some of both; ours are `own_eventfds`
-"""In each of its pollers, which it makes whenever it likes, gRPC has one of these and an eventfd. Ours have none: the
-data port polls."""
+_OF_GRPC = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
+"""gRPC keeps some of both, more or fewer by the moment. Eventfds of ours are counted by `own_eventfds`."""
 
 
 def mutated(data: bytes, dice: random.Random) -> bytes:
@@ -100,7 +99,7 @@ def everything_is_given_back(
             kept += [f"more than {threads} threads", *(thread.name for thread in threading.enumerate())]
         if _count(_descriptors()) > descriptors:
             kept += [f"more than {descriptors} descriptors", *_descriptors()]
-        return kept + [f"eventfd {descriptor}" for descriptor in eventfds]
+        return kept + [f"eventfd {descriptor}" for descriptor in tuple(eventfds)]
 
     return look
 
